@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make demo` and `make test` are all that a newcomer needs; both install what is missing, build,
+# and may be run again at any time. `make help` lists the rest.
+
+PRESET  ?= release
+JOBS    ?= $(shell nproc)
+CTEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: ## Install what is missing from the distribution's packages (run by the others)
+	@deploy/install-dependencies.sh
+
+build: setup ## Build everything (PRESET=release|dev|asan|tsan|tsa|fuzz)
+	@cmake --preset $(PRESET)
+	@cmake --build --preset $(PRESET) -j $(JOBS)
+
+test: build ## Build, then run the unit, model and end-to-end tests
+	@ctest --preset $(PRESET) -j $(JOBS) $(CTEST_FLAGS)
+
+asan: ## Run the tests under the address and undefined-behaviour sanitizers
+	@$(MAKE) --no-print-directory test PRESET=asan
+
+tsan: ## Run the tests under the thread sanitizer
+	@$(MAKE) --no-print-directory test PRESET=tsan
+
+tsa: ## Compile with clang's thread-safety analysis
+	@$(MAKE) --no-print-directory build PRESET=tsa
+
+clean: ## Remove build output (the downloaded model stays in build/models)
+	@find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} + 2>/dev/null || true
