@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model profile: everything that two engines must agree on before they may share a page. One
+// safetensors file, whose SHA-256 is the profile id. Immutable once made; Thread-safe.
+//
+// File: metadata (all strings) and tensors. L layers, H KV heads, dk and dv the head_dims.
+//   metadata   format = "crumb.profile.v1", codec, model (for people), num_layers, num_kv_heads,
+//              key_dim, value_dim, page_tokens (64), sink_tokens, recent_tokens
+//   key_rotation.{layer}     F32 [dk,dk] for all heads of the layer, or [H,dk,dk]. Orthogonal; row
+//   value_rotation.{layer}   F32 [dv,dv] or [H,dv,dv]            vectors: rotated = row * rotation
+//   key_mean                 F32 [L,H,dk], optional (absent: zeros). Subtracted before rotation.
+//   key_feedback.{layer}     F32 [H,dk,dk] upper triangular, positive diagonal; codec
+//                            oscar-int2-aware only: the Cholesky factor of the inverse metric
+//   key_clip, value_clip     F32 [L,H]: clip ratio, <= 0 is off, at most 1
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/ids.h"
+#include "proto/page/geometry.h"
+#include "proto/page/usable_length.h"
+
+namespace crumb {
+
+enum class CodecId : uint8_t {
+  kOscarInt2 = 1,       // "oscar-int2": as published, every element rounded to nearest.
+  kOscarInt2Aware = 2,  // "oscar-int2-aware": K rounded with error feedback and a range search.
+};
+std::string_view CodecName(CodecId codec);
+
+// What the codec needs for one layer and KV head: views into the profile, alive as long as it is.
+struct HeadParameters {
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  CodecId codec = CodecId::kOscarInt2;
+  const float* key_rotation = nullptr;    // [key_dim, key_dim] f32, row-major.
+  const float* value_rotation = nullptr;  // [value_dim, value_dim] f32, row-major.
+  const float* key_mean = nullptr;        // [key_dim] f32, unrotated; never null (zeros if unused).
+  const float* key_feedback = nullptr;    // [key_dim, key_dim] f32 upper triangular; null without.
+  float key_clip = 0;                     // Clip ratio; <= 0: none.
+  float value_clip = 0;
+};
+
+// The parts of a profile, to make one from (calibration, tests). Shapes as in the file, always per
+// KV head; empty key_mean or key_feedback means absent.
+struct ProfileParts {
+  std::string model;
+  Geometry geometry;
+  CodecId codec = CodecId::kOscarInt2Aware;
+  Windows windows;
+  std::vector<float> key_rotation;    // [L, H or 1, dk, dk]
+  std::vector<float> value_rotation;  // [L, H or 1, dv, dv]
+  std::vector<float> key_mean;        // [L, H, dk] or empty
+  std::vector<float> key_feedback;    // [L, H, dk, dk] or empty
+  std::vector<float> key_clip;        // [L, H]
+  std::vector<float> value_clip;      // [L, H]
+};
+
+class Profile {
+ public:
+  static constexpr size_t kMaxFileBytes = size_t{1} << 30;
+
+  // Reads a profile. Never trusts a length: INVALID_ARGUMENT names the tensor, its shape and what
+  // was expected for a malformed, truncated, oversized or non-finite file, a rotation that is not
+  // orthogonal to 1e-3, another format, codec or page size. NOT_FOUND: no such file.
+  static absl::StatusOr<std::shared_ptr<const Profile>> Load(const std::filesystem::path& path);
+  static absl::StatusOr<std::shared_ptr<const Profile>> Parse(std::vector<std::byte> file);
+  // The file that holds these parts, after the same checks. Deterministic: equal parts, equal bytes.
+  static absl::StatusOr<std::vector<std::byte>> Serialize(const ProfileParts& parts);
+
+  const ProfileId& id() const { return id_; }
+  const std::string& model() const { return model_; }
+  const Geometry& geometry() const { return geometry_; }
+  CodecId codec() const { return codec_; }
+  const Windows& windows() const { return windows_; }
+  // The file's bytes, as an engine hands them to a daemon that does not know the id.
+  std::span<const std::byte> file() const { return file_; }
+  // layer < num_layers, kv_head < num_kv_heads.
+  const HeadParameters& head(uint32_t layer, uint32_t kv_head) const {
+    return heads_[size_t{layer} * geometry_.num_kv_heads + kv_head];
+  }
+
+ private:
+  friend class ProfileParser;
+  Profile() = default;
+
+  ProfileId id_;
+  std::string model_;
+  Geometry geometry_;
+  CodecId codec_ = CodecId::kOscarInt2;
+  Windows windows_;
+  std::vector<std::byte> file_;
+  std::vector<float> floats_;  // All tensors, aligned; heads_ points into it.
+  std::vector<HeadParameters> heads_;
+};
+
+}  // namespace crumb
