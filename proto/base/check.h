@@ -18,9 +18,9 @@
 
 // On hot paths: compiled out with NDEBUG, and then not evaluated.
 #ifdef NDEBUG
-#define CRUMB_DCHECK(condition, message)      \
-  do {                                        \
-    static_cast<void>(sizeof((condition)));   \
+#define CRUMB_DCHECK(condition, message)    \
+  do {                                      \
+    static_cast<void>(sizeof((condition))); \
   } while (false)
 #else
 #define CRUMB_DCHECK(condition, message) CRUMB_CHECK(condition, message)

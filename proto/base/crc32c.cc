@@ -76,7 +76,8 @@ uint64_t SkipStream(uint64_t crc) {
          kZeroStream[2][(crc >> 16) & 0xff] ^ kZeroStream[3][(crc >> 24) & 0xff];
 }
 
-__attribute__((target("sse4.2"))) uint32_t Hardware(const std::byte* from, size_t size,
+__attribute__((target("sse4.2"))) uint32_t Hardware(const std::byte* from,
+                                                    size_t size,
                                                     uint32_t seed) {
   uint64_t crc = ~seed;
   for (; size >= 3 * kStreamBytes; from += 3 * kStreamBytes, size -= 3 * kStreamBytes) {

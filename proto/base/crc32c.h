@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of page bytes. With SSE 4.2 three
-// streams run side by side, since one is bound by the instruction's latency of three cycles; without
-// it, a table does.
+// streams run side by side, since one is bound by the instruction's latency of three cycles;
+// without it, a table does.
 #pragma once
 
 #include <cstddef>

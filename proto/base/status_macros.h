@@ -9,11 +9,11 @@
 #include "absl/status/statusor.h"
 
 // Returns from the calling function with the status of `expression` unless it is OK.
-#define CRUMB_RETURN_IF_ERROR(expression)                                \
-  do {                                                                   \
-    if (absl::Status crumb_status = (expression); !crumb_status.ok()) {  \
-      return crumb_status;                                               \
-    }                                                                    \
+#define CRUMB_RETURN_IF_ERROR(expression)                               \
+  do {                                                                  \
+    if (absl::Status crumb_status = (expression); !crumb_status.ok()) { \
+      return crumb_status;                                              \
+    }                                                                   \
   } while (false)
 
 // Assigns the value of the StatusOr `expression` to `target`, a declaration or an lvalue, or

@@ -28,7 +28,8 @@ ProfileId ComputeProfileId(std::span<const std::byte> profile_file) {
   return {Sha256(profile_file)};
 }
 
-NamespaceId ComputeNamespaceId(std::string_view tenant, const ProfileId& profile_id,
+NamespaceId ComputeNamespaceId(std::string_view tenant,
+                               const ProfileId& profile_id,
                                std::string_view context_key) {
   std::string text = "crumb.namespace.v1";
   AppendPart(tenant, &text);

@@ -17,7 +17,8 @@ ProfileId ComputeProfileId(std::span<const std::byte> profile_file);
 // The namespace of a tenant's prefixes under one profile and context key. The context key carries
 // whatever else changes the KV cache (a LoRA adapter, a cache salt); empty for none. Each part is
 // hashed with its length, so no two triples share bytes.
-NamespaceId ComputeNamespaceId(std::string_view tenant, const ProfileId& profile_id,
+NamespaceId ComputeNamespaceId(std::string_view tenant,
+                               const ProfileId& profile_id,
                                std::string_view context_key);
 
 }  // namespace crumb

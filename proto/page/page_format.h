@@ -88,8 +88,8 @@ struct Int2HeadBlock {
     return {value_codes_offset() + 4 * word + j, 4 * token_half + 2 * row_half};
   }
 
-  // Index of a token's (scale, min) pair of fp16 among the 64 pairs of K's or V's meta: a lane reads
-  // the eight tokens of its g in two 128-bit loads.
+  // Index of a token's (scale, min) pair of fp16 among the 64 pairs of K's or V's meta: a lane
+  // reads the eight tokens of its g in two 128-bit loads.
   static constexpr size_t MetaIndex(uint32_t token) {
     const uint32_t tile = token / 16;
     const uint32_t row_half = (token % 16) / 8;

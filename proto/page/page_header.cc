@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+
 #include "proto/base/check.h"
 #include "proto/base/crc32c.h"
 
@@ -65,7 +66,9 @@ std::array<uint32_t, Geometry::kMaxKvHeads> HeadChecksums(const Geometry& geomet
   return checksums;
 }
 
-absl::Status VerifyPageImage(const Geometry& geometry, const PageHeader& header, uint64_t heads,
+absl::Status VerifyPageImage(const Geometry& geometry,
+                             const PageHeader& header,
+                             uint64_t heads,
                              std::span<const std::byte> image) {
   const auto checksums = HeadChecksums(geometry, header.encoding, heads, image);
   for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {

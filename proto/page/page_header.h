@@ -10,6 +10,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+
 #include "proto/base/ids.h"
 #include "proto/page/geometry.h"
 
@@ -24,10 +25,11 @@ struct PageHeader {
   PageEncoding encoding = PageEncoding::kInt2;
   uint8_t reserved = 0;
   // Odd while the block is being written, even when its bytes are settled; each new use of the
-  // block ends on a higher even number. In mapped memory it is accessed atomically (see arena docs).
+  // block ends on a higher even number. In mapped memory it is accessed atomically (see arena
+  // docs).
   uint64_t generation = 0;
-  uint32_t first_token = 0;   // Position of the page's first token: a multiple of kPageTokens.
-  uint32_t valid_tokens = 0;  // 1..kPageTokens; only whole pages are published today.
+  uint32_t first_token = 0;    // Position of the page's first token: a multiple of kPageTokens.
+  uint32_t valid_tokens = 0;   // 1..kPageTokens; only whole pages are published today.
   uint64_t heads_present = 0;  // Bit h: KV head h of the image is there.
   std::array<uint8_t, Digest::kBytes> profile_id{};
   std::array<uint8_t, Digest::kBytes> namespace_id{};
@@ -61,7 +63,9 @@ std::array<uint32_t, Geometry::kMaxKvHeads> HeadChecksums(const Geometry& geomet
 
 // DATA_LOSS, naming the page, the head and both checksums, when a head of `heads` differs from the
 // header's checksum.
-absl::Status VerifyPageImage(const Geometry& geometry, const PageHeader& header, uint64_t heads,
+absl::Status VerifyPageImage(const Geometry& geometry,
+                             const PageHeader& header,
+                             uint64_t heads,
                              std::span<const std::byte> image);
 
 }  // namespace crumb

@@ -7,13 +7,14 @@
 
 namespace crumb {
 
-UsableLength ComputeUsableLength(uint32_t prompt_tokens, std::span<const PageContent> matched,
-                                 const Windows& windows, bool allow_int2_window) {
+UsableLength ComputeUsableLength(uint32_t prompt_tokens,
+                                 std::span<const PageContent> matched,
+                                 const Windows& windows,
+                                 bool allow_int2_window) {
   // One token at least is left: its logits are what the engine wants.
   const uint32_t whole_pages = prompt_tokens == 0 ? 0 : (prompt_tokens - 1) / kPageTokens;
   const uint32_t sink_pages = windows.sink_tokens / kPageTokens;
-  const auto matched_pages =
-      std::min<uint32_t>(whole_pages, static_cast<uint32_t>(matched.size()));
+  const auto matched_pages = std::min<uint32_t>(whole_pages, static_cast<uint32_t>(matched.size()));
 
   // A page without the rows that its place needs ends the match: nothing after it can be used.
   uint32_t present = 0;

@@ -23,9 +23,9 @@ struct PageContent {
 };
 
 struct UsableLength {
-  uint32_t usable_pages = 0;    // Use pages [0, usable_pages).
-  uint32_t trimmed_pages = 0;   // Matched, but given up because their tokens would be in the recent
-                                // window of the prompt and are not there in BF16.
+  uint32_t usable_pages = 0;   // Use pages [0, usable_pages).
+  uint32_t trimmed_pages = 0;  // Matched, but given up because their tokens would be in the recent
+                               // window of the prompt and are not there in BF16.
 };
 
 // The largest usable u (in pages) for a prompt of `prompt_tokens` tokens whose longest match is
@@ -33,7 +33,9 @@ struct UsableLength {
 // and such that every page that overlaps [max(sink, prompt - recent), u) has BF16 rows, every page
 // below the sink has BF16 rows, and every other page has some encoding. `allow_int2_window` is the
 // engine's explicit wish to do without the recent window's BF16 rows.
-UsableLength ComputeUsableLength(uint32_t prompt_tokens, std::span<const PageContent> matched,
-                                 const Windows& windows, bool allow_int2_window);
+UsableLength ComputeUsableLength(uint32_t prompt_tokens,
+                                 std::span<const PageContent> matched,
+                                 const Windows& windows,
+                                 bool allow_int2_window);
 
 }  // namespace crumb

@@ -20,8 +20,8 @@ std::string_view CpuPathName(CpuPath path);
 // Whether this processor can run `path`.
 bool CpuPathAvailable(CpuPath path);
 
-// The fastest available, found once. CRUMB_CPU_PATH=reference|portable|avx2|avx512 in the environment
-// asks for another; one that is not available or not known is ignored.
+// The fastest available, found once. CRUMB_CPU_PATH=reference|portable|avx2|avx512 in the
+// environment asks for another; one that is not available or not known is ignored.
 CpuPath BestCpuPath();
 
 }  // namespace crumb

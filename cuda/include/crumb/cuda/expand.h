@@ -20,8 +20,11 @@ enum class ExpandSpace {
 
 // `keys` [kPageTokens, key_dim], `values` [kPageTokens, value_dim]. Any bytes are valid input (a
 // non-finite scale gives non-finite rows). Blocking, Thread-safe.
-void ExpandHeadBlock(const HeadParameters& head, std::span<const std::byte> block,
-                     ExpandSpace space, std::span<BFloat16> keys, std::span<BFloat16> values,
+void ExpandHeadBlock(const HeadParameters& head,
+                     std::span<const std::byte> block,
+                     ExpandSpace space,
+                     std::span<BFloat16> keys,
+                     std::span<BFloat16> values,
                      CpuPath path = BestCpuPath());
 
 }  // namespace crumb

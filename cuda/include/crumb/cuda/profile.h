@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
 #include "proto/base/ids.h"
 #include "proto/page/geometry.h"
 #include "proto/page/usable_length.h"
@@ -74,7 +75,8 @@ class Profile {
   // orthogonal to 1e-3, another format, codec or page size. NOT_FOUND: no such file.
   static absl::StatusOr<std::shared_ptr<const Profile>> Load(const std::filesystem::path& path);
   static absl::StatusOr<std::shared_ptr<const Profile>> Parse(std::vector<std::byte> file);
-  // The file that holds these parts, after the same checks. Deterministic: equal parts, equal bytes.
+  // The file that holds these parts, after the same checks. Deterministic: equal parts, equal
+  // bytes.
   static absl::StatusOr<std::vector<std::byte>> Serialize(const ProfileParts& parts);
 
   const ProfileId& id() const { return id_; }

@@ -18,17 +18,25 @@
 namespace crumb {
 
 // (row - key_mean) * key_rotation, rounded to bfloat16. [n, key_dim].
-void RotateKeys(const HeadParameters& head, std::span<const float> rows, std::span<BFloat16> out,
+void RotateKeys(const HeadParameters& head,
+                std::span<const float> rows,
+                std::span<BFloat16> out,
                 CpuPath path = BestCpuPath());
 // row * value_rotation, rounded to bfloat16. [n, value_dim].
-void RotateValues(const HeadParameters& head, std::span<const float> rows, std::span<BFloat16> out,
+void RotateValues(const HeadParameters& head,
+                  std::span<const float> rows,
+                  std::span<BFloat16> out,
                   CpuPath path = BestCpuPath());
 // row * key_rotation, in float: keys alone are mean-shifted, since softmax does not see a constant
 // shift of a query's scores. [n, key_dim].
-void RotateQueries(const HeadParameters& head, std::span<const float> rows, std::span<float> out,
+void RotateQueries(const HeadParameters& head,
+                   std::span<const float> rows,
+                   std::span<float> out,
                    CpuPath path = BestCpuPath());
 // row * value_rotation^T. [n, value_dim].
-void UnrotateOutputs(const HeadParameters& head, std::span<const float> rows, std::span<float> out,
+void UnrotateOutputs(const HeadParameters& head,
+                     std::span<const float> rows,
+                     std::span<float> out,
                      CpuPath path = BestCpuPath());
 
 }  // namespace crumb

@@ -12,6 +12,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+
 #include "crumb/cuda/cpu_path.h"
 #include "proto/base/bfloat16.h"
 
@@ -32,8 +33,8 @@ struct SplitAttentionParams {
   float scale = 0;           // Of the scores: usually 1 / sqrt(key_dim).
 
   const float* queries = nullptr;  // [num_queries, group, key_dim] f32, rotated, dense.
-  // INT2 head blocks of whole pages, 16-byte aligned; every query sees all of them. Their order does
-  // not matter, softmax has none.
+  // INT2 head blocks of whole pages, 16-byte aligned; every query sees all of them. Their order
+  // does not matter, softmax has none.
   std::span<const std::byte* const> history;
   // Sink, recent window and the chunk's own rows, in order of position. Query i sees all rows but
   // the last num_queries - 1 - i, so num_queries must not exceed their number.
@@ -46,8 +47,8 @@ struct SplitAttentionParams {
   float* lse = nullptr;
 };
 
-// INVALID_ARGUMENT names the field, its value and the limit. Blocking, Thread-safe, single-threaded:
-// the caller spreads KV heads over threads.
+// INVALID_ARGUMENT names the field, its value and the limit. Blocking, Thread-safe,
+// single-threaded: the caller spreads KV heads over threads.
 absl::Status SplitAttention(const SplitAttentionParams& params, CpuPath path = BestCpuPath());
 
 }  // namespace crumb

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An engine's connection to its node's crumbd: attach, look prefixes up, publish. Owns the session,
+// its background threads (lease renewal, reconnection) and the data plane (memory map, UCX).
+//
+// The daemon may be absent, die and come back at any time. Then calls return UNAVAILABLE with the
+// reason, at the latest at the deadline they were given; prefixes held fail their Validate(); the
+// client attaches anew in the background and goes on with a new session. An engine never has to
+// restart, and never blocks on a dead daemon for longer than it said.
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "crumb/cuda/profile.h"
+#include "crumb/sequence.h"
+
+namespace crumb {
+
+enum class DataPlane {
+  kAuto,  // The map where the daemon is on this node and offers it, UCX otherwise.
+  kMap,   // Sealed memfds, read in place. Same node.
+  kUcx,   // Copied over UCX into this process's memory.
+};
+
+struct ClientOptions {
+  std::string address = "unix:/run/crumb/crumbd.sock";  // Or "host:port".
+  std::string client_name = "engine";
+  std::string tenant = "default";
+  std::shared_ptr<const Profile> profile;  // shared: outlives the engine's own handle.
+  HeadRange heads;
+  DataPlane data_plane = DataPlane::kAuto;
+  // Mapped pages are checked against their checksums before their first use (pulled ones always).
+  bool verify_mapped_pages = true;
+  absl::Duration reconnect_backoff_max = absl::Seconds(5);
+};
+
+struct LookupOptions {
+  std::string context_key;  // What else changes the KV cache: a LoRA adapter, a salt.
+  bool allow_int2_window = false;
+  absl::Duration timeout = absl::Seconds(1);        // Of the lookup itself.
+  absl::Duration pull_timeout = absl::Seconds(30);  // Of a pull's bytes, from the lookup on.
+};
+
+// What a lookup found. Holds a lease that is renewed in the background until this is destroyed.
+class PrefixHandle : public SharedPrefix {
+ public:
+  virtual uint32_t usable_tokens() const = 0;  // num_pages() * kPageTokens; 0: a miss.
+  virtual uint32_t matched_tokens() const = 0;
+  virtual uint32_t trimmed_tokens() const = 0;  // Given up to keep the recent window in BF16.
+  virtual DataPlane data_plane() const = 0;     // By which the bytes come.
+  // Bytes copied into this process: 0 for a map.
+  virtual size_t copied_bytes() const = 0;
+};
+
+struct PublishOptions {
+  std::string context_key;
+  absl::Duration timeout = absl::Seconds(30);
+};
+
+struct PublishResult {
+  uint32_t pages_added = 0;
+  uint32_t pages_present = 0;  // Were there before, or came from someone else meanwhile.
+  uint32_t tail_pages = 0;     // Of those handed over, in BF16 for the next engine's recent window.
+  size_t bytes_sent = 0;
+};
+
+struct ClientState {
+  bool attached = false;
+  uint64_t epoch = 0;  // Of the daemon; 0 before the first attach.
+  uint64_t session_id = 0;
+  uint64_t num_attaches = 0;
+  DataPlane data_plane = DataPlane::kAuto;  // In use; kAuto while not attached.
+  bool draining = false;
+  absl::Status last_error;  // Why it is not attached, or was not.
+};
+
+class Client {
+ public:
+  // Starts connecting and returns at once. INVALID_ARGUMENT names the option.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(ClientOptions options);
+  virtual ~Client() = default;
+
+  // OK once attached; otherwise the reason it is not, at the timeout. A refusal that retrying
+  // cannot mend (another version, malformed profile) is returned at once.
+  virtual absl::Status WaitAttached(absl::Duration timeout) = 0;
+  virtual ClientState state() const = 0;
+
+  // The longest usable published prefix of `tokens`, the whole prompt. A miss is OK with no pages.
+  // INVALID_ARGUMENT: too many tokens. UNAVAILABLE: not attached. DEADLINE_EXCEEDED.
+  virtual absl::StatusOr<std::shared_ptr<PrefixHandle>> Lookup(std::span<const uint32_t> tokens,
+                                                               const LookupOptions& options) = 0;
+
+  // Publishes the first tokens.size() tokens of the sequence, a multiple of the page size and
+  // within its length. Pages still held in BF16 go as such and are demoted by the daemon; the
+  // sequence must not change meanwhile. RESOURCE_EXHAUSTED: no room, go on without. Nothing is
+  // visible unless OK.
+  virtual absl::StatusOr<PublishResult> Publish(const Sequence& sequence,
+                                                std::span<const uint32_t> tokens,
+                                                const PublishOptions& options) = 0;
+};
+
+}  // namespace crumb

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The messages on the daemon's memory socket: a Unix socket of type SOCK_SEQPACKET that passes
+// memfds (gRPC cannot). One request, one reply, each one packet of a fixed layout, little-endian.
+// A connection may carry any number of requests; each proves its session anew.
+//
+//   kGetChunk       -> the chunk's memfd (SCM_RIGHTS), sealed against writing and resizing
+//   kGiveStaging    <- the session's staging memfd (SCM_RIGHTS with the request): where it puts the
+//                      bytes of pages it publishes. Must be sealed against shrinking and growing; a
+//                      later one replaces it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace crumb {
+
+inline constexpr uint32_t kMemorySocketMagic = 0x53424d43;  // "CMBS"
+inline constexpr uint16_t kMemorySocketVersion = 1;
+inline constexpr size_t kSessionSecretBytes = 16;
+// A publish is staged in batches of at most this many bytes of memory.
+inline constexpr uint64_t kMaxStagingBytes = uint64_t{1} << 30;
+
+enum class MemoryOp : uint16_t { kGetChunk = 1, kGiveStaging = 2 };
+
+struct MemoryRequest {
+  uint32_t magic = kMemorySocketMagic;
+  uint16_t version = kMemorySocketVersion;
+  MemoryOp op = MemoryOp::kGetChunk;
+  uint64_t session_id = 0;
+  std::array<uint8_t, kSessionSecretBytes> session_secret{};
+  uint64_t argument = 0;  // kGetChunk: the chunk id. kGiveStaging: bytes of the memfd.
+};
+static_assert(sizeof(MemoryRequest) == 40);
+
+struct MemoryReply {
+  uint32_t magic = kMemorySocketMagic;
+  uint16_t version = kMemorySocketVersion;
+  uint16_t status_code = 0;         // absl::StatusCode; 0 is OK.
+  uint64_t bytes = 0;               // kGetChunk: size of the memfd.
+  uint64_t num_blocks = 0;          // kGetChunk: blocks of the chunk.
+  std::array<char, 232> message{};  // Of the status; NUL-terminated.
+};
+static_assert(sizeof(MemoryReply) == 256);
+
+}  // namespace crumb
