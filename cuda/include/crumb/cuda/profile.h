@@ -70,6 +70,8 @@ class Profile {
  public:
   static constexpr size_t kMaxFileBytes = size_t{1} << 30;
 
+  // shared: sessions, sequences and the daemon's registry use one profile side by side.
+  //
   // Reads a profile. Never trusts a length: INVALID_ARGUMENT names the tensor, its shape and what
   // was expected for a malformed, truncated, oversized or non-finite file, a rotation that is not
   // orthogonal to 1e-3, another format, codec or page size. NOT_FOUND: no such file.
