@@ -32,5 +32,14 @@ tsan: ## Run the tests under the thread sanitizer
 tsa: ## Compile with clang's thread-safety analysis
 	@$(MAKE) --no-print-directory build PRESET=tsa
 
+lint: ## Check the format of all sources and run clang-tidy over the product
+	@deploy/install-dependencies.sh --lint
+	@cmake --preset dev >/dev/null && cmake --build --preset dev -j $(JOBS) --target crumb_proto >/dev/null
+	@tests/style/lint.sh build/dev $(FILES)
+
+format: ## Rewrite all sources in the house's format
+	@deploy/install-dependencies.sh --lint
+	@git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+
 clean: ## Remove build output (the downloaded model stays in build/models)
 	@find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} + 2>/dev/null || true

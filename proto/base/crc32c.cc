@@ -134,7 +134,7 @@ uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed) {
 uint32_t CopyWithCrc32c(std::span<const std::byte> source, std::span<std::byte> target) {
   CRUMB_CHECK(source.size() == target.size(), "the two sides of a copy differ in length");
   // By pieces that stay in the level-one cache between the checksum and the copy.
-  constexpr size_t kPieceBytes = 12 * 1024;
+  constexpr size_t kPieceBytes = size_t{12} << 10;
   uint32_t crc = 0;
   for (size_t at = 0; at < source.size(); at += kPieceBytes) {
     const auto piece = source.subspan(at, std::min(kPieceBytes, source.size() - at));

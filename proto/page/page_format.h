@@ -94,7 +94,7 @@ struct Int2HeadBlock {
     const uint32_t tile = token / 16;
     const uint32_t row_half = (token % 16) / 8;
     const uint32_t g = token % 8;
-    return size_t{g} * 8 + row_half * 4 + tile;
+    return size_t{8} * g + size_t{4} * row_half + tile;
   }
   constexpr size_t KeyMetaByte(uint32_t token) const {
     return key_meta_offset() + 4 * MetaIndex(token);

@@ -45,7 +45,7 @@ static_assert(offsetof(PageHeader, generation) == 8);
 struct PageExpectation {
   const ProfileId& profile_id;
   const NamespaceId& namespace_id;
-  PageEncoding encoding;
+  PageEncoding encoding = PageEncoding::kInt2;
   Generation generation;
   PageIdx page_idx;
 };
