@@ -47,6 +47,8 @@ class SharedPrefix {
   virtual ~SharedPrefix() = default;
 
   virtual uint32_t num_pages() const = 0;
+  // Of the pages. Rows of one profile mean nothing under another.
+  virtual const ProfileId& profile_id() const = 0;
   // The head block of a page in one encoding, or null when that encoding is not there. Alive as
   // long as this object; its bytes may be read once WaitForLayer(layer) returned OK. kv_head counts
   // from 0 in the model, not in the rank.
@@ -86,9 +88,11 @@ class Sequence {
   // Tokens of finished chunks.
   uint32_t length() const;
   const Profile& profile() const;
+  HeadRange heads() const;  // Of the rank; count is never 0 here.
 
-  // Starts from a shared prefix: length() becomes its tokens. FAILED_PRECONDITION unless empty.
-  // Nothing is copied. Pages of the recent window that are there in BF16 are used as such.
+  // Starts from a shared prefix: length() becomes its tokens. FAILED_PRECONDITION unless empty, or
+  // if the prefix is of another profile or lacks a page's rows for these heads. Nothing is copied.
+  // Pages of the recent window that are there in BF16 are used as such.
   absl::Status Adopt(
       std::shared_ptr<SharedPrefix> prefix);  // shared: with the handle's other users.
 
