@@ -19,8 +19,8 @@ class SystemClock : public Clock {
 }  // namespace
 
 const Clock& Clock::System() {
-  static const SystemClock clock;
-  return clock;
+  static const SystemClock kClock;
+  return kClock;
 }
 
 }  // namespace crumb
