@@ -6,6 +6,7 @@
 PRESET  ?= release
 JOBS    ?= $(shell nproc)
 CTEST_FLAGS ?=
+BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz clean
@@ -40,6 +41,9 @@ lint: ## Check the format of all sources and run clang-tidy over the product
 format: ## Rewrite all sources in the house's format
 	@deploy/install-dependencies.sh --lint
 	@git ls-files -co --exclude-standard -- '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+
+bench: build ## Run every benchmark; print each figure beside its limit, write build/bench.json
+	@python3 bench/report/run_bench.py $(BENCH_FLAGS)
 
 clean: ## Remove build output (the downloaded model stays in build/models)
 	@find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} + 2>/dev/null || true
