@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/cuda/demote.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "crumb/cuda/expand.h"
+#include "proto/base/crc32c.h"
+#include "proto/base/float16.h"
+#include "tests/cuda/codec_testing.h"
+
+namespace crumb {
+namespace {
+
+using testing::ElementsAreArray;
+using testing::HasSubstr;
+
+size_t BlockBytes(const HeadParameters& head) {
+  return Int2HeadBlock{head.key_dim, head.value_dim}.bytes();
+}
+
+std::vector<std::byte> MustDemote(const HeadParameters& head,
+                                  std::span<const BFloat16> keys,
+                                  std::span<const BFloat16> values,
+                                  CpuPath path) {
+  std::vector<std::byte> block(BlockBytes(head), std::byte{0xee});  // Nothing may depend on it.
+  EXPECT_TRUE(DemoteHeadBlock(head, keys, values, block, path).ok());
+  return block;
+}
+
+struct Meta {
+  float scale;
+  float min;
+};
+
+Meta MetaAt(std::span<const std::byte> block, size_t byte) {
+  uint16_t words[2];
+  std::memcpy(words, block.data() + byte, sizeof(words));
+  return {Float16{words[0]}.ToFloat(), Float16{words[1]}.ToFloat()};
+}
+
+uint32_t CodeAt(std::span<const std::byte> block, CodePosition position) {
+  return (std::to_integer<uint32_t>(block[position.byte]) >> position.shift) & 3u;
+}
+
+// ---- Golden bytes, computed by demote_golden.py.
+
+struct Golden {
+  uint32_t key_dim;
+  uint32_t value_dim;
+  CodecId codec;
+  uint32_t crc32c;
+  std::array<uint8_t, 8> first_codes;
+  std::array<uint8_t, 8> first_meta;
+};
+
+constexpr Golden kGolden[] = {
+    {64,
+     64,
+     CodecId::kOscarInt2,
+     0x8114922e,
+     {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
+     {0x25, 0x41, 0xb8, 0xc3, 0x1b, 0x41, 0xa8, 0xc3}},
+    {128,
+     128,
+     CodecId::kOscarInt2,
+     0xfc0f15b0,
+     {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
+     {0x1b, 0x41, 0xa8, 0xc3, 0x15, 0x41, 0xa0, 0xc3}},
+    {256,
+     256,
+     CodecId::kOscarInt2,
+     0x0073d419,
+     {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
+     {0x15, 0x41, 0xa0, 0xc3, 0x0b, 0x41, 0x90, 0xc3}},
+    {128,
+     64,
+     CodecId::kOscarInt2,
+     0xd1b1a997,
+     {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
+     {0x1b, 0x41, 0xa8, 0xc3, 0x15, 0x41, 0xa0, 0xc3}},
+    {64,
+     64,
+     CodecId::kOscarInt2Aware,
+     0x4fed89c5,
+     {0x44, 0xba, 0xee, 0x11, 0x14, 0x77, 0xaa, 0x9d},
+     {0xeb, 0x40, 0x60, 0xc3, 0xbb, 0x40, 0x18, 0xc3}},
+    {128,
+     128,
+     CodecId::kOscarInt2Aware,
+     0x5493a65b,
+     {0x44, 0xba, 0xee, 0x11, 0x14, 0x77, 0xaa, 0x9d},
+     {0xe0, 0x40, 0x50, 0xc3, 0xc5, 0x40, 0x28, 0xc3}},
+    {256,
+     256,
+     CodecId::kOscarInt2Aware,
+     0x43df1e50,
+     {0x44, 0xba, 0xee, 0x11, 0x14, 0x77, 0xaa, 0xad},
+     {0xcb, 0x40, 0x30, 0xc3, 0xc5, 0x40, 0x28, 0xc3}},
+};
+
+std::vector<BFloat16> GoldenRows(uint32_t dim, uint32_t salt) {
+  std::vector<BFloat16> rows;
+  for (uint32_t token = 0; token < kPageTokens; ++token) {
+    for (uint32_t channel = 0; channel < dim; ++channel) {
+      const uint32_t mixed = token * 7919 + channel * 104729 + token * channel * 31 + salt;
+      rows.push_back(BFloat16::FromFloat((static_cast<float>(mixed % 509) - 254) / 64));
+    }
+  }
+  return rows;
+}
+
+void FillGoldenFeedback(TestHead& head) {
+  const uint32_t dim = head.parameters().key_dim;
+  for (uint32_t i = 0; i < dim; ++i) {
+    for (uint32_t j = i; j < dim; ++j) {
+      head.key_feedback()[i * dim + j] =
+          i == j ? 1 + static_cast<float>(i % 7) / 8
+                 : (static_cast<float>((i * 31 + j * 17) % 13) - 6) / 64;
+    }
+  }
+}
+
+class DemoteGoldenTest : public testing::TestWithParam<Golden> {};
+
+TEST_P(DemoteGoldenTest, EveryPathGivesTheBytesOfTheFormula) {
+  const Golden& golden = GetParam();
+  TestHead head(golden.key_dim, golden.value_dim, golden.codec);
+  FillGoldenFeedback(head);
+  const auto keys = GoldenRows(golden.key_dim, 0);
+  const auto values = GoldenRows(golden.value_dim, 71);
+  auto paths = FastPaths();
+  paths.push_back(CpuPath::kReference);
+  for (const CpuPath path : paths) {
+    SCOPED_TRACE(CpuPathName(path));
+    const auto block = MustDemote(head.parameters(), keys, values, path);
+    std::array<uint8_t, 8> codes{};
+    std::array<uint8_t, 8> meta{};
+    std::memcpy(codes.data(), block.data(), codes.size());
+    std::memcpy(meta.data(),
+                block.data() + Int2HeadBlock{golden.key_dim, golden.value_dim}.key_meta_offset(),
+                meta.size());
+    EXPECT_THAT(codes, ElementsAreArray(golden.first_codes));
+    EXPECT_THAT(meta, ElementsAreArray(golden.first_meta));
+    EXPECT_EQ(Crc32c(block), golden.crc32c);
+  }
+}
+
+std::string CaseName(uint32_t key_dim, uint32_t value_dim, CodecId codec) {
+  return absl::StrCat("K", key_dim, "V", value_dim,
+                      codec == CodecId::kOscarInt2Aware ? "Aware" : "Nearest");
+}
+
+INSTANTIATE_TEST_SUITE_P(Dims, DemoteGoldenTest, testing::ValuesIn(kGolden), [](const auto& test) {
+  return CaseName(test.param.key_dim, test.param.value_dim, test.param.codec);
+});
+
+// ---- All paths write the same bytes, whatever the rows.
+
+enum class RowKind {
+  kGaussian,
+  kOutliers,
+  kConstant,
+  kTiny,
+  kHuge,
+  kDenormal,
+  kTies,
+  kSignedZeros,
+  kRandomBits,
+  kMixed,  // Each row of another kind.
+};
+
+float DrawElement(RowKind kind, size_t row, std::mt19937& random) {
+  std::normal_distribution<float> normal(0, 1);
+  const float x = normal(random);
+  switch (kind) {
+    case RowKind::kGaussian:
+      return x;
+    case RowKind::kOutliers:
+      return random() % 40 == 0 ? 50 * x : x;
+    case RowKind::kConstant:
+      return static_cast<float>(row) * (row % 2 == 0 ? 0.125f : -0.375f);
+    case RowKind::kTiny:
+      return x * 3e-8f;
+    case RowKind::kHuge:
+      return x * 1e38f;
+    case RowKind::kDenormal:
+      return x * 1e-39f;
+    case RowKind::kTies:  // Halves between levels: where rounding decides.
+      return static_cast<float>(random() % 7) / 2 - (row % 3 == 0 ? 1.5f : 0.0f);
+    case RowKind::kSignedZeros:
+      return random() % 2 == 0 ? 0.0f : -0.0f;
+    case RowKind::kRandomBits:
+    case RowKind::kMixed:
+      return BFloat16{static_cast<uint16_t>(random())}.ToFloat();
+  }
+  return 0;
+}
+
+std::vector<BFloat16> DrawRows(RowKind kind, uint32_t dim, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<BFloat16> rows;
+  for (size_t row = 0; row < kPageTokens; ++row) {
+    const RowKind of_row = kind == RowKind::kMixed ? static_cast<RowKind>(random() % 9) : kind;
+    for (uint32_t channel = 0; channel < dim; ++channel) {
+      BFloat16 x = BFloat16::FromFloat(DrawElement(of_row, row, random));
+      if (!x.IsFinite()) {
+        x.bits &= 0xbfff;
+      }
+      rows.push_back(x);
+    }
+  }
+  return rows;
+}
+
+struct Shape {
+  uint32_t key_dim;
+  uint32_t value_dim;
+};
+
+class DemotePathsTest : public testing::TestWithParam<std::tuple<Shape, CodecId>> {
+ protected:
+  void ExpectPathsAgree(TestHead& head, RowKind kind, uint32_t seed) const {
+    const HeadParameters& parameters = head.parameters();
+    const auto keys = DrawRows(kind, parameters.key_dim, seed);
+    const auto values = DrawRows(kind, parameters.value_dim, seed + 1000);
+    const auto expected = MustDemote(parameters, keys, values, CpuPath::kReference);
+    for (const CpuPath path : FastPaths()) {
+      const auto block = MustDemote(parameters, keys, values, path);
+      const auto differs = std::mismatch(block.begin(), block.end(), expected.begin());
+      EXPECT_EQ(differs.first, block.end())
+          << CpuPathName(path) << ", row kind " << static_cast<int>(kind) << ", seed " << seed
+          << ": first difference at byte " << differs.first - block.begin();
+    }
+  }
+};
+
+TEST_P(DemotePathsTest, WriteTheSameBytes) {
+  const auto [shape, codec] = GetParam();
+  TestHead head(shape.key_dim, shape.value_dim, codec);
+  for (int kind = 0; kind <= static_cast<int>(RowKind::kMixed); ++kind) {
+    for (uint32_t seed = 1; seed <= 3; ++seed) {
+      ExpectPathsAgree(head, static_cast<RowKind>(kind), seed);
+    }
+  }
+}
+
+TEST_P(DemotePathsTest, WriteTheSameBytesAtEveryClipRatio) {
+  const auto [shape, codec] = GetParam();
+  TestHead head(shape.key_dim, shape.value_dim, codec);
+  for (const float ratio : {-1.0f, 0.0f, 0.001f, 0.5f, 0.9f, 0.92f, 0.96f, 0.999f, 1.0f}) {
+    SCOPED_TRACE(ratio);
+    head.parameters().key_clip = ratio;
+    head.parameters().value_clip = ratio;
+    ExpectPathsAgree(head, RowKind::kGaussian, 7);
+    ExpectPathsAgree(head, RowKind::kMixed, 8);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes,
+                         DemotePathsTest,
+                         testing::Combine(testing::Values(Shape{32, 32},
+                                                          Shape{64, 64},
+                                                          Shape{96, 96},
+                                                          Shape{128, 128},
+                                                          Shape{256, 256},
+                                                          Shape{128, 64},
+                                                          Shape{64, 160}),
+                                          testing::Values(CodecId::kOscarInt2,
+                                                          CodecId::kOscarInt2Aware)),
+                         [](const auto& test) {
+                           const Shape shape = std::get<0>(test.param);
+                           return CaseName(shape.key_dim, shape.value_dim, std::get<1>(test.param));
+                         });
+
+// ---- What the codec promises.
+
+TEST(DemoteTest, ConstantRowsComeBackExactly) {
+  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+    TestHead head(64, 64, codec);
+    std::vector<BFloat16> rows;
+    for (uint32_t token = 0; token < kPageTokens; ++token) {
+      const auto value = BFloat16::FromFloat((static_cast<float>(token) - 31) * 0.375f);
+      rows.insert(rows.end(), 64, value);
+    }
+    const auto block = MustDemote(head.parameters(), rows, rows, BestCpuPath());
+    std::vector<BFloat16> keys(rows.size());
+    std::vector<BFloat16> values(rows.size());
+    ExpandHeadBlock(head.parameters(), block, ExpandSpace::kRotated, keys, values);
+    EXPECT_EQ(keys, rows);
+    EXPECT_EQ(values, rows);
+  }
+}
+
+TEST(DemoteTest, MetadataSaturatesAndIsNeverInfinite) {
+  TestHead head(128, 128, CodecId::kOscarInt2);
+  head.parameters().key_clip = 0;
+  const auto huge = DrawRows(RowKind::kHuge, 128, 3);
+  const auto block = MustDemote(head.parameters(), huge, huge, BestCpuPath());
+  const Int2HeadBlock format{128, 128};
+  for (uint32_t token = 0; token < kPageTokens; ++token) {
+    for (const size_t byte : {format.KeyMetaByte(token), format.ValueMetaByte(token)}) {
+      const Meta meta = MetaAt(block, byte);
+      EXPECT_LE(meta.scale, Float16::kMax);
+      EXPECT_GE(meta.min, -Float16::kMax);
+    }
+    EXPECT_EQ(MetaAt(block, format.KeyMetaByte(token)).scale, Float16::kMax);
+    EXPECT_EQ(MetaAt(block, format.KeyMetaByte(token)).min, -Float16::kMax);
+  }
+}
+
+TEST(DemoteTest, ClipsValuesAtTheOrderStatistic) {
+  // |row| is 1..64 in a shuffled order with signs; floor(0.92 * 64) = 58, so the 59th: 59.
+  TestHead head(64, 64, CodecId::kOscarInt2);
+  std::vector<BFloat16> rows;
+  for (uint32_t token = 0; token < kPageTokens; ++token) {
+    for (uint32_t channel = 0; channel < 64; ++channel) {
+      const auto magnitude = static_cast<float>((channel * 37 + token) % 64 + 1);
+      rows.push_back(BFloat16::FromFloat(channel % 2 == 0 ? magnitude : -magnitude));
+    }
+  }
+  const auto block = MustDemote(head.parameters(), rows, rows, BestCpuPath());
+  const Int2HeadBlock format{64, 64};
+  for (uint32_t token = 0; token < kPageTokens; ++token) {
+    const Meta meta = MetaAt(block, format.ValueMetaByte(token));
+    EXPECT_EQ(meta.min, -59);
+    EXPECT_EQ(meta.scale, Float16::FromFloat(118.0f / 3).ToFloat());
+    for (uint32_t channel = 0; channel < 64; ++channel) {
+      const float x = rows[token * 64 + channel].ToFloat();
+      const uint32_t code = CodeAt(block, format.ValueCode(token, channel));
+      EXPECT_EQ(code, x < -39.3f ? 0u : x < 0 ? 1u : x < 39.3f ? 2u : 3u) << x;
+    }
+  }
+}
+
+// The metric's loss of what was written, against rounding to nearest over the same ranges.
+TEST(DemoteTest, FeedbackLowersTheLossInTheMetric) {
+  TestHead head(128, 128, CodecId::kOscarInt2Aware);
+  const auto rows = GaussianRows(size_t{kPageTokens} * 128, 1, 5);
+  const auto loss = [&](const HeadParameters& parameters) {
+    const auto block = MustDemote(parameters, rows, rows, BestCpuPath());
+    std::vector<BFloat16> keys(rows.size());
+    std::vector<BFloat16> values(rows.size());
+    ExpandHeadBlock(parameters, block, ExpandSpace::kRotated, keys, values);
+    // With C the feedback factor, dk^T (C^T C)^-1 dk = |z|^2 where z C = dk.
+    double sum = 0;
+    for (size_t token = 0; token < kPageTokens; ++token) {
+      std::vector<double> left(128);
+      for (size_t i = 0; i < 128; ++i) {
+        left[i] = double{rows[token * 128 + i].ToFloat()} - keys[token * 128 + i].ToFloat();
+      }
+      for (size_t i = 0; i < 128; ++i) {
+        const float* weights = head.key_feedback().data() + i * 128;
+        const double z = left[i] / weights[i];
+        sum += z * z;
+        for (size_t j = i + 1; j < 128; ++j) {
+          left[j] -= z * weights[j];
+        }
+      }
+    }
+    return sum;
+  };
+  HeadParameters nearest = head.parameters();
+  nearest.codec = CodecId::kOscarInt2;
+  EXPECT_LT(loss(head.parameters()), 0.7 * loss(nearest));
+}
+
+TEST(DemoteTest, RefusesNanAndInfinityAndLeavesTheBlock) {
+  TestHead head(64, 96, CodecId::kOscarInt2);
+  const auto keys = GaussianRows(size_t{kPageTokens} * 64, 1, 1);
+  const auto values = GaussianRows(size_t{kPageTokens} * 96, 1, 2);
+  const std::vector<std::byte> untouched(BlockBytes(head.parameters()), std::byte{0x5a});
+  auto block = untouched;
+
+  auto with_nan = keys;
+  with_nan[63 * 64 + 17] = BFloat16::FromFloat(std::numeric_limits<float>::quiet_NaN());
+  const auto nan = DemoteHeadBlock(head.parameters(), with_nan, values, block);
+  EXPECT_EQ(nan.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(nan.message()),
+              HasSubstr("K holds nan at token 63 of the page, channel 17"));
+
+  auto with_inf = values;
+  with_inf[5 * 96 + 95] = BFloat16::FromFloat(-std::numeric_limits<float>::infinity());
+  const auto inf = DemoteHeadBlock(head.parameters(), keys, with_inf, block);
+  EXPECT_EQ(inf.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(inf.message()),
+              HasSubstr("V holds -inf at token 5 of the page, channel 95"));
+  EXPECT_EQ(block, untouched);
+}
+
+}  // namespace
+}  // namespace crumb
