@@ -4,20 +4,21 @@
 // on the pure radix index (daemon/index), a policy (daemon/policy) and the arena of memfd chunks
 // (daemon/tier), and knows nothing of RPCs, sockets or codecs.
 //
-// Life of a page:   reserved (BeginPublish) -> resident (CommitPublish) -> free, or through
-// quarantine when a lease on it ran out instead of being released: its reader may not know yet.
+// Life of a page:   reserved (BeginPublish) -> resident (CommitPublish) -> free. A lease that runs
+// out, or whose session dies, holds its pages for a quarantine longer: its reader may not know yet.
+// They stay visible to others meanwhile.
 //
 // Invariants, held after each call and checked by CheckInvariants():
 //   1. A page is visible only after all its bytes and checksums are in place (one step a publish).
 //   2. Every resident page is reachable from its namespace's root: eviction takes leaves first.
 //   3. A page in a lease, or read by a transfer, is neither evicted nor reused.
 //   4. Bytes in chunks never exceed the capacity; a chunk holds pages of one namespace for ever and
-//   is
-//      given back to the system when it is empty, never to another namespace.
+//      is given back to the system when it is empty, never to another namespace.
 //   5. A block's generation moves on before its bytes may change.
-//   6. A session that ended owns nothing.
+//   6. A session that ended owns nothing; memory that it still writes is freed when it stops.
 //
 // Thread-safe: one mutex; no I/O, RPC or copy of page bytes under it. Time comes from the Clock.
+// Errors named in no comment: FAILED_PRECONDITION when the session is not attached (any more).
 #pragma once
 
 #include <cstddef>
@@ -25,85 +26,176 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
-#include "crumb/cuda/profile.h"
+#include "daemon/store/store_types.h"
 #include "proto/base/clock.h"
 #include "proto/base/ids.h"
-#include "proto/page/chunk_layout.h"
 #include "proto/page/page_header.h"
-#include "proto/page/usable_length.h"
 
 namespace crumb {
 
-struct StoreOptions {
-  size_t capacity_bytes = size_t{4} << 30;
-  size_t chunk_bytes = size_t{64} << 20;  // Target; a chunk holds at least one page.
-  absl::Duration lease = absl::Seconds(30);
-  // How long the memory of a lease that ran out is kept from reuse.
-  absl::Duration quarantine = absl::Seconds(30);
-  uint32_t max_sessions = 4096;
-  uint32_t max_leases_per_session = 65536;
-  uint32_t max_publishes_per_session = 64;
+namespace store_internal {
+class StoreState;
+struct ReadHold;
+struct WriteHold;
+}  // namespace store_internal
+
+// One block held for reading.
+struct PinnedPage {
+  PageKey key;
+  PageHeader header;                 // A copy, with an even generation.
+  std::span<const std::byte> bytes;  // The session's heads of the image: [kv_head][layer].
 };
 
-// Where one encoding of a page lies.
-struct BlockRef {
-  ChunkId chunk;
-  uint32_t block = 0;
-  Generation generation;
-  friend bool operator==(const BlockRef&, const BlockRef&) = default;
+// Blocks held for reading: neither evicted nor reused until this is destroyed, even if the lease or
+// the session ends meanwhile. For a transfer in flight. Move-only, Thread-compatible; must not
+// outlive the store.
+class ReadGuard {
+ public:
+  ReadGuard();
+  ~ReadGuard();
+  ReadGuard(ReadGuard&& other) noexcept;
+  ReadGuard& operator=(ReadGuard&& other) noexcept;
+
+  // In the order asked for.
+  std::span<const PinnedPage> pages() const;
+
+ private:
+  friend class store_internal::StoreState;
+  std::unique_ptr<store_internal::ReadHold> hold_;
 };
 
-struct PageRef {
-  std::optional<BlockRef> int2;
-  std::optional<BlockRef> bf16;
-};
-
-// Whose prefixes: what a session is attached to, plus a request's context key.
-struct NamespaceKey {
-  std::string tenant;
-  std::shared_ptr<const Profile> profile;  // shared: with sessions and other namespaces.
-  std::string context_key;
-};
-
-struct LookupResult {
-  uint32_t matched_tokens = 0;
-  uint32_t usable_tokens = 0;
-  uint32_t trimmed_tokens = 0;
-  LeaseId lease;               // 0: no pages.
-  std::vector<PageRef> pages;  // [0, usable_tokens / kPageTokens).
-};
-
-// A block that a publish may write: its bytes are this publish's alone until Commit or Abort.
+// A block of a publish's plan to write.
 struct WritableBlock {
-  PageIdx page;
-  PageEncoding encoding = PageEncoding::kInt2;
-  // The session's heads of the image, contiguous: [kv_head][layer].
+  PageKey key;
+  // The session's heads of the image: [kv_head][layer]. No one else reads or writes them.
   std::span<std::byte> bytes;
 };
 
-struct PublishPlan {
-  PublishId id;
-  // Ascending by page, INT2 before BF16 of one page. Empty: everything is there already.
-  std::vector<WritableBlock> missing;
+// Blocks of an unfinished publish held for writing. Their memory is not reused until this is
+// destroyed, even if the publish or the session ends meanwhile. Destroy it before CommitPublish.
+// Move-only, Thread-compatible; must not outlive the store.
+class WriteGuard {
+ public:
+  WriteGuard();
+  ~WriteGuard();
+  WriteGuard(WriteGuard&& other) noexcept;
+  WriteGuard& operator=(WriteGuard&& other) noexcept;
+
+  // In the order of the plan.
+  std::span<const WritableBlock> blocks() const;
+
+ private:
+  friend class store_internal::StoreState;
+  std::unique_ptr<store_internal::WriteHold> hold_;
 };
 
-// What was written to one block of the plan.
-struct WrittenBlock {
-  PageIdx page;
-  PageEncoding encoding = PageEncoding::kInt2;
-  std::vector<uint32_t> head_crc32c;  // Of each of the session's heads, over the stored bytes.
-};
+class PageStore {
+ public:
+  // INVALID_ARGUMENT names the option, its value and its limit.
+  static absl::StatusOr<std::unique_ptr<PageStore>> Create(const StoreOptions& options,
+                                                           const Clock& clock);
+  // No guard may be alive.
+  ~PageStore();
+  PageStore(const PageStore&) = delete;
+  PageStore& operator=(const PageStore&) = delete;
 
-struct CommitResult {
-  uint32_t pages_added = 0;
-  uint32_t pages_present = 0;
+  const StoreOptions& options() const;
+
+  // INVALID_ARGUMENT: name, tenant, geometry or heads out of bounds. RESOURCE_EXHAUSTED: too many
+  // sessions. UNAVAILABLE: draining.
+  absl::StatusOr<SessionId> OpenSession(const SessionInfo& info);
+  // Ends a session's leases (their pages go through quarantine) and publishes. No error if it is
+  // not there.
+  void EndSession(SessionId session);
+
+  // The longest usable prefix of `tokens`, the whole prompt, under one lease; a miss is OK with no
+  // pages and no lease. Touches the path it returns. Only pages that hold all of the session's
+  // heads count. INVALID_ARGUMENT: no tokens, or too many; context key too long.
+  // RESOURCE_EXHAUSTED: too many leases. UNAVAILABLE: draining.
+  absl::StatusOr<LookupResult> Lookup(SessionId session,
+                                      std::string_view context_key,
+                                      std::span<const uint32_t> tokens,
+                                      bool allow_int2_window);
+  // As Lookup, with no lease, no count and no effect on recency.
+  absl::StatusOr<PrefixLength> Probe(SessionId session,
+                                     std::string_view context_key,
+                                     std::span<const uint32_t> tokens) const;
+  // The same for operators, over all KV heads. NOT_FOUND: no such namespace.
+  absl::StatusOr<PrefixLength> Probe(const NamespaceId& namespace_id,
+                                     std::span<const uint32_t> tokens) const;
+
+  // Reserves what is missing of the prefix `tokens`: whole pages, at least one. What is there
+  // already is held, so that it cannot vanish before Commit. Pages of the sink are wanted in BF16,
+  // all others in INT2, those of the last recent window in BF16 too (the tail). Evicts when there
+  // is no room; RESOURCE_EXHAUSTED at once, with nothing evicted, when that would not do, or too
+  // many publishes are unfinished. INVALID_ARGUMENT, UNAVAILABLE as Lookup.
+  absl::StatusOr<PublishPlan> BeginPublish(SessionId session,
+                                           std::string_view context_key,
+                                           std::span<const uint32_t> tokens);
+  // Holds blocks of the plan for writing; no keys: all of them. Any thread may then write.
+  // NOT_FOUND: no such publish. INVALID_ARGUMENT: a key that is not in the plan.
+  absl::StatusOr<WriteGuard> BeginWrite(SessionId session,
+                                        PublishId publish,
+                                        std::span<const PageKey> keys = {});
+  // Makes what was written visible in one step and ends the publish. A BF16 block of the tail may
+  // be left out; nothing else may. What someone else committed meanwhile is a success.
+  // NOT_FOUND: no such publish. INVALID_ARGUMENT: a block that is missing, repeated, not in the
+  // plan, or with another number of checksums; names the page. FAILED_PRECONDITION: a WriteGuard of
+  // it is alive. After these errors the publish goes on. ABORTED (it is over, retry): the same
+  // pages were committed in too many pieces by others.
+  absl::StatusOr<CommitResult> CommitPublish(SessionId session,
+                                             PublishId publish,
+                                             std::span<const WrittenBlock> written);
+  // NOT_FOUND: no such publish.
+  absl::Status AbortPublish(SessionId session, PublishId publish);
+
+  // Moves the deadlines to options().lease from now. Returns those that are over, or never were the
+  // session's.
+  absl::StatusOr<std::vector<LeaseId>> RenewLeases(SessionId session,
+                                                   std::span<const LeaseId> leases);
+  // Ends leases at once, without quarantine: the session does not read them any more. Unknown ones
+  // are ignored.
+  absl::Status ReleaseLeases(SessionId session, std::span<const LeaseId> leases);
+
+  // Holds pages of a lease for reading. FAILED_PRECONDITION: the lease is over, or not the
+  // session's. INVALID_ARGUMENT: a page beyond the lease, or an encoding that its lookup did not
+  // give.
+  absl::StatusOr<ReadGuard> BeginRead(SessionId session,
+                                      LeaseId lease,
+                                      std::span<const PageKey> keys);
+
+  // The memory of a chunk, for a reader to map. NOT_FOUND: no such chunk (any more: look the prefix
+  // up again). PERMISSION_DENIED: of another tenant or profile.
+  absl::StatusOr<ChunkFd> GetChunk(SessionId session, ChunkId chunk) const;
+
+  // Ends what is due: leases, quarantines. Call it several times a second.
+  void Tick();
+
+  // Drops the pages of a prefix and all that extend it, except what is held; no tokens: the whole
+  // namespace. INVALID_ARGUMENT: not whole pages. NOT_FOUND: no such namespace.
+  absl::StatusOr<EvictResult> Evict(const NamespaceId& namespace_id,
+                                    std::span<const uint32_t> tokens);
+
+  // From now on no new sessions, lookups or publishes. What was begun may be finished.
+  void SetDraining();
+
+  StoreStatus Status() const;
+  // At most `max_nodes` nodes of one namespace, or of all. NOT_FOUND: no such namespace.
+  absl::StatusOr<TreeStatus> Tree(std::optional<NamespaceId> namespace_id,
+                                  uint32_t max_nodes) const;
+
+  // INTERNAL, naming what does not hold. For tests; visits everything.
+  absl::Status CheckInvariants() const;
+
+ private:
+  explicit PageStore(std::unique_ptr<store_internal::StoreState> state);
+  std::unique_ptr<store_internal::StoreState> state_;
 };
 
 }  // namespace crumb

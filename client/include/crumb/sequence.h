@@ -29,16 +29,10 @@
 
 #include "crumb/cuda/profile.h"
 #include "proto/base/ids.h"
+#include "proto/page/head_range.h"
 #include "proto/page/page_format.h"
 
 namespace crumb {
-
-// The KV heads [first, first + count) that an engine rank holds of every layer.
-struct HeadRange {
-  uint32_t first = 0;
-  uint32_t count = 0;  // 0: all.
-  friend constexpr bool operator==(const HeadRange&, const HeadRange&) = default;
-};
 
 // A published prefix as a reader sees it: pages [0, num_pages) in memory that is not the reader's.
 // What Client::Lookup returns implements this; tests have their own. Thread-safe.
