@@ -109,7 +109,7 @@ class PageStore {
 
   // INVALID_ARGUMENT: name, tenant, geometry or heads out of bounds. RESOURCE_EXHAUSTED: too many
   // sessions. UNAVAILABLE: draining.
-  absl::StatusOr<SessionId> OpenSession(const SessionInfo& info);
+  absl::StatusOr<SessionId> OpenSession(const SessionSpec& spec);
   // Ends a session's leases (their pages go through quarantine) and publishes. No error if it is
   // not there.
   void EndSession(SessionId session);

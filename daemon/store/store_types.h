@@ -47,7 +47,7 @@ struct PageProfile {
 };
 
 // An engine rank that wants to attach.
-struct SessionInfo {
+struct SessionSpec {
   std::string client_name;
   uint32_t pid = 0;
   std::string tenant;
