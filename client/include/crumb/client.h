@@ -35,8 +35,8 @@ struct ClientOptions {
   std::string address = "unix:/run/crumb/crumbd.sock";  // Or "host:port".
   std::string client_name = "engine";
   std::string tenant = "default";
-  std::shared_ptr<const Profile> profile;  // shared: outlives the engine's own handle.
-  HeadRange heads;
+  std::shared_ptr<const Profile> profile = nullptr;  // shared: outlives the engine's handle.
+  HeadRange heads = {};
   DataPlane data_plane = DataPlane::kAuto;
   // Mapped pages are checked against their checksums before their first use (pulled ones always).
   bool verify_mapped_pages = true;
@@ -44,7 +44,7 @@ struct ClientOptions {
 };
 
 struct LookupOptions {
-  std::string context_key;  // What else changes the KV cache: a LoRA adapter, a salt.
+  std::string context_key = {};  // What else changes the KV cache: a LoRA adapter, a salt.
   bool allow_int2_window = false;
   absl::Duration timeout = absl::Seconds(1);        // Of the lookup itself.
   absl::Duration pull_timeout = absl::Seconds(30);  // Of a pull's bytes, from the lookup on.
@@ -62,7 +62,7 @@ class PrefixHandle : public SharedPrefix {
 };
 
 struct PublishOptions {
-  std::string context_key;
+  std::string context_key = {};
   absl::Duration timeout = absl::Seconds(30);
 };
 

@@ -63,9 +63,9 @@ class SharedPrefix {
 class Sequence {
  public:
   struct Options {
-    std::shared_ptr<const Profile> profile;  // shared: outlives the engine's own handle.
-    uint32_t num_query_heads = 0;            // Of the rank; a multiple of its KV heads.
-    HeadRange heads;
+    std::shared_ptr<const Profile> profile = nullptr;  // shared: outlives the engine's handle.
+    uint32_t num_query_heads = 0;                      // Of the rank; a multiple of its KV heads.
+    HeadRange heads = {};
     float scale = 0;                 // Of the scores; 0: 1 / sqrt(key_dim).
     uint32_t max_tokens = 1u << 20;  // RESOURCE_EXHAUSTED beyond.
     uint32_t num_threads = 1;  // For Append, Attend and demotion: KV heads are spread over them.
