@@ -92,23 +92,23 @@ std::string_view CpuPathName(CpuPath path) {
 }
 
 bool CpuPathAvailable(CpuPath path) {
-  static const bool has_avx2 = HasAvx2();
-  static const bool has_avx512 = HasAvx512();
+  static const bool kHasAvx2 = HasAvx2();
+  static const bool kHasAvx512 = HasAvx512();
   switch (path) {
     case CpuPath::kReference:
     case CpuPath::kPortable:
       return true;
     case CpuPath::kAvx2:
-      return has_avx2;
+      return kHasAvx2;
     case CpuPath::kAvx512:
-      return has_avx512;
+      return kHasAvx512;
   }
   return false;
 }
 
 CpuPath BestCpuPath() {
-  static const CpuPath best = FindBest();
-  return best;
+  static const CpuPath kBest = FindBest();
+  return kBest;
 }
 
 }  // namespace crumb

@@ -18,13 +18,15 @@
 
 // Assigns the value of the StatusOr `expression` to `target`, a declaration or an lvalue, or
 // returns its status.
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 #define CRUMB_ASSIGN_OR_RETURN(target, expression) \
-  CRUMB_ASSIGN_OR_RETURN_(CRUMB_CONCAT_(crumb_status_or_, __LINE__), target, expression)
-#define CRUMB_ASSIGN_OR_RETURN_(temporary, target, expression) \
-  auto temporary = (expression);                               \
-  if (!temporary.ok()) {                                       \
-    return std::move(temporary).status();                      \
-  }                                                            \
+  CRUMB_INTERNAL_ASSIGN(CRUMB_INTERNAL_CONCAT(crumb_status_or_, __LINE__), target, expression)
+#define CRUMB_INTERNAL_ASSIGN(temporary, target, expression) \
+  auto temporary = (expression);                             \
+  if (!temporary.ok()) {                                     \
+    return std::move(temporary).status();                    \
+  }                                                          \
   target = *std::move(temporary)
-#define CRUMB_CONCAT_(a, b) CRUMB_CONCAT_INNER_(a, b)
-#define CRUMB_CONCAT_INNER_(a, b) a##b
+#define CRUMB_INTERNAL_CONCAT(a, b) CRUMB_INTERNAL_CONCAT_NOW(a, b)
+#define CRUMB_INTERNAL_CONCAT_NOW(a, b) a##b
+// NOLINTEND(bugprone-macro-parentheses)
