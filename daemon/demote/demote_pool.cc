@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/demote/demote_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "proto/base/check.h"
+
+namespace crumb {
+
+DemotePool::DemotePool(const Options& options) : options_(options) {
+  CRUMB_CHECK(options.num_threads >= 1 && options.max_jobs >= 1, "a pool has threads and a queue");
+  threads_.reserve(options.num_threads);
+  for (uint32_t i = 0; i < options.num_threads; ++i) {
+    threads_.emplace_back([this] { RunThread(); });
+  }
+}
+
+absl::Status DemotePool::Submit(std::unique_ptr<DemoteJob> job) {
+  auto state = std::make_shared<State>();
+  state->num_pages = job->num_pages();
+  state->job = std::move(job);
+  CRUMB_CHECK(state->num_pages >= 1, "a job has pages");
+  absl::MutexLock lock(&mutex_);
+  if (stopped_) {
+    return absl::UnavailableError("the daemon is draining: publish to it after its restart");
+  }
+  if (num_jobs_ >= options_.max_jobs) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        num_jobs_, " publishes are being written, and [demote] queue allows ", options_.max_jobs,
+        " (on ", options_.num_threads, " threads): go on without publishing, or try again later"));
+  }
+  ++num_jobs_;
+  queue_.push_back(std::move(state));
+  return absl::OkStatus();
+}
+
+uint32_t DemotePool::num_jobs() const {
+  absl::MutexLock lock(&mutex_);
+  return num_jobs_;
+}
+
+bool DemotePool::FailLocked(State& state, absl::Status status) {
+  state.status.Update(status);
+  state.next_page = state.num_pages;
+  return state.running == 0;
+}
+
+void DemotePool::RunThread() {
+  DemoteScratch scratch;
+  absl::MutexLock lock(&mutex_);
+  while (true) {
+    mutex_.Await(absl::Condition(this, &DemotePool::HasWorkLocked));
+    if (stopped_) {
+      return;
+    }
+    // Round robin: the publish goes to the queue's end as long as it has pages to start.
+    std::shared_ptr<State> state = std::move(queue_.front());
+    queue_.pop_front();
+    const size_t page = state->next_page++;
+    ++state->running;
+    if (state->next_page < state->num_pages) {
+      queue_.push_back(state);
+    }
+
+    mutex_.Unlock();
+    absl::Status status = state->job->RunPage(page, scratch);
+    mutex_.Lock();
+
+    --state->running;
+    if (!status.ok() && state->next_page < state->num_pages) {
+      queue_.erase(std::find(queue_.begin(), queue_.end(), state));
+    }
+    const bool ended = status.ok() ? state->running == 0 && state->next_page == state->num_pages
+                                   : FailLocked(*state, std::move(status));
+    if (ended) {
+      absl::Status result = state->status;
+      mutex_.Unlock();
+      state->job->Finish(std::move(result));
+      state->job.reset();  // Before the count, which tells those who wait that all is over.
+      mutex_.Lock();
+      --num_jobs_;
+    }
+  }
+}
+
+void DemotePool::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopped_ = true;
+  }
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) {
+      thread.join();
+    }
+  }
+  std::deque<std::shared_ptr<State>> left;
+  {
+    absl::MutexLock lock(&mutex_);
+    left.swap(queue_);
+  }
+  for (const std::shared_ptr<State>& state : left) {
+    CRUMB_CHECK(state->running == 0, "no thread is left to run a page");
+    state->job->Finish(absl::UnavailableError(
+        "the daemon stopped before the publish was written: publish to it after its restart"));
+    state->job.reset();
+    absl::MutexLock lock(&mutex_);
+    --num_jobs_;
+  }
+}
+
+}  // namespace crumb

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The threads that copy, check and demote published pages: a fixed number, fed by a bounded queue
+// of publishes. Threads take one page at a time, from each publish in turn, so a long publish does
+// not hold up a short one, and a single publish uses all threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace crumb {
+
+// Buffers of one pool thread, kept from page to page: at most two BF16 images of a page.
+struct DemoteScratch {
+  std::vector<std::byte> incoming;
+  std::vector<std::byte> stored;
+};
+
+// The pages of one publish.
+class DemoteJob {
+ public:
+  virtual ~DemoteJob() = default;
+
+  // At least 1. Constant.
+  virtual size_t num_pages() const = 0;
+  // Each page once, on any pool thread, several at a time; none any more after one has failed.
+  virtual absl::Status RunPage(size_t index, DemoteScratch& scratch) = 0;
+  // Once, on a pool thread (or the one that calls Stop), when no page runs any more: with OK, the
+  // first error, or UNAVAILABLE because the pool stopped.
+  virtual void Finish(absl::Status status) = 0;
+};
+
+// Thread-safe.
+class DemotePool {
+ public:
+  struct Options {
+    uint32_t num_threads = 1;
+    uint32_t max_jobs = 64;  // Publishes queued or running.
+  };
+
+  explicit DemotePool(const Options& options);
+  ~DemotePool() { Stop(); }
+  DemotePool(const DemotePool&) = delete;
+  DemotePool& operator=(const DemotePool&) = delete;
+
+  // Never blocks. RESOURCE_EXHAUSTED: max_jobs are there already, UNAVAILABLE: stopped; the job is
+  // then destroyed without Finish.
+  absl::Status Submit(std::unique_ptr<DemoteJob> job);
+
+  // Refuses new jobs, waits for the pages that run now, ends the other jobs with UNAVAILABLE and
+  // joins the threads. Idempotent; not to be called from a job.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  uint32_t num_jobs() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // One publish in the pool. Guarded by the pool's mutex but for `job`, which is constant.
+  struct State {
+    std::unique_ptr<DemoteJob> job;
+    size_t num_pages = 0;
+    size_t next_page = 0;  // num_pages: none is left to start.
+    size_t running = 0;
+    absl::Status status;
+  };
+
+  void RunThread() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasWorkLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopped_ || !queue_.empty();
+  }
+  // Starts no further page of `state`. Returns whether the caller is to finish it.
+  bool FailLocked(State& state, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  mutable absl::Mutex mutex_;
+  // shared: by the queue, while pages are left to start, and the threads that run its pages.
+  std::deque<std::shared_ptr<State>> queue_ ABSL_GUARDED_BY(mutex_);
+  uint32_t num_jobs_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // Constant until Stop.
+};
+
+}  // namespace crumb
