@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,7 @@ enum class CodecId : uint8_t {
   kOscarInt2Aware = 2,  // "oscar-int2-aware": K rounded with error feedback and a range search.
 };
 std::string_view CodecName(CodecId codec);
+std::optional<CodecId> CodecFromName(std::string_view name);
 
 // What the codec needs for one layer and KV head: views into the profile, alive as long as it is.
 struct HeadParameters {

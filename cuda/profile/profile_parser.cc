@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/profile/profile_parser.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "cuda/profile/profile_file.h"
+#include "proto/base/check.h"
+#include "proto/base/status_macros.h"
+#include "proto/page/namespace_id.h"
+
+namespace crumb {
+namespace {
+
+constexpr size_t kLineFloats = 16;            // Of a cache line.
+constexpr float kOrthogonalityLimit = 1e-3F;  // Of |R R^T - I|, each element.
+constexpr size_t kMaxModelChars = 256;
+constexpr uint32_t kMaxWindowTokens = 1 << 20;
+
+template <typename... Parts>
+absl::Status Refuse(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat("profile: ", parts...));
+}
+
+size_t RoundUpToLine(size_t count) {
+  return (count + kLineFloats - 1) / kLineFloats * kLineFloats;
+}
+
+// By lanes, so that the compiler may use vectors without changing any sum.
+float Dot(const float* a, const float* b, size_t count) {
+  std::array<float, kLineFloats> lanes{};
+  for (size_t at = 0; at < count; at += kLineFloats) {
+    for (size_t lane = 0; lane < kLineFloats; ++lane) {
+      lanes[lane] += a[at + lane] * b[at + lane];
+    }
+  }
+  float sum = 0;
+  for (const float lane : lanes) {
+    sum += lane;
+  }
+  return sum;
+}
+
+absl::Status CheckOrthogonal(const std::string& name, const float* rotation, size_t dim) {
+  for (size_t row = 0; row < dim; ++row) {
+    for (size_t other = 0; other <= row; ++other) {
+      const float dot = Dot(rotation + row * dim, rotation + other * dim, dim);
+      const float error = std::abs(dot - (row == other ? 1.0F : 0.0F));
+      if (!(error <= kOrthogonalityLimit)) {
+        return Refuse("tensor '", name, "' is not orthogonal: rows ", other, " and ", row, " of [",
+                      dim, ", ", dim, "] have the product ", dot, ", off by ", error, "; at most ",
+                      kOrthogonalityLimit, " is allowed");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckUpperTriangular(const std::string& name, const float* factor, size_t dim) {
+  for (size_t row = 0; row < dim; ++row) {
+    if (!(factor[row * dim + row] > 0)) {
+      return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
+                    "] is ", factor[row * dim + row], "; it must be positive");
+    }
+    for (size_t column = 0; column < row; ++column) {
+      if (factor[row * dim + column] != 0) {
+        return Refuse("tensor '", name, "': row ", row, ", column ", column, " of [", dim, ", ",
+                      dim, "] is ", factor[row * dim + column],
+                      "; below the diagonal all must be 0");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Profile>> Profile::Parse(std::vector<std::byte> file) {
+  return ProfileParser().Parse(std::move(file));
+}
+
+absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<std::byte> file) {
+  if (file.size() > Profile::kMaxFileBytes) {
+    return Refuse("the file has ", file.size(), " bytes; at most ", Profile::kMaxFileBytes,
+                  " are allowed");
+  }
+  profile_.reset(new Profile);
+  profile_->file_ = std::move(file);
+  CRUMB_ASSIGN_OR_RETURN(contents_, ParseSafetensors(profile_->file_));
+  CRUMB_RETURN_IF_ERROR(ReadMetadata());
+
+  const Geometry& geometry = profile_->geometry_;
+  profile_->heads_.assign(
+      geometry.NumHeadBlocks(),
+      {.key_dim = geometry.key_dim, .value_dim = geometry.value_dim, .codec = profile_->codec_});
+  CRUMB_RETURN_IF_ERROR(ReserveFloats());
+  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
+    CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kKeyRotation, geometry.key_dim, layer,
+                                        &HeadParameters::key_rotation));
+    CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kValueRotation, geometry.value_dim, layer,
+                                        &HeadParameters::value_rotation));
+    if (profile_->codec_ == CodecId::kOscarInt2Aware) {
+      CRUMB_RETURN_IF_ERROR(ReadFeedback(layer));
+    }
+  }
+  CRUMB_RETURN_IF_ERROR(ReadKeyMean());
+  CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kKeyClip, &HeadParameters::key_clip));
+  CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kValueClip, &HeadParameters::value_clip));
+  if (!contents_.tensors.empty()) {
+    const auto& [name, tensor] = *contents_.tensors.begin();
+    return Refuse("tensor '", Printable(name), "' ", ShapeText(tensor.shape),
+                  " has no place in a profile of codec ", std::string(CodecName(profile_->codec_)));
+  }
+  profile_->id_ = ComputeProfileId(profile_->file_);
+  return std::shared_ptr<const Profile>(std::move(profile_));
+}
+
+absl::StatusOr<std::string> ProfileParser::Metadata(const char* key) const {
+  const auto found = contents_.metadata.find(key);
+  if (found == contents_.metadata.end()) {
+    return Refuse("metadata '", key, "' is missing");
+  }
+  return found->second;
+}
+
+absl::StatusOr<uint32_t> ProfileParser::Number(const char* key) const {
+  CRUMB_ASSIGN_OR_RETURN(const std::string text, Metadata(key));
+  uint32_t number = 0;
+  // Digits alone: SimpleAtoi would also take a sign and blanks.
+  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(text, &number)) {
+    return Refuse("metadata '", key, "' is '", Printable(text), "', not a whole number of 32 bits");
+  }
+  return number;
+}
+
+absl::Status ProfileParser::ReadMetadata() {
+  CRUMB_ASSIGN_OR_RETURN(const std::string format, Metadata(profile_file::kFormatKey));
+  if (format != profile_file::kFormat) {
+    return Refuse("metadata 'format' is '", Printable(format), "'; this version reads '",
+                  profile_file::kFormat, "' alone");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::string codec, Metadata(profile_file::kCodecKey));
+  const std::optional<CodecId> known = CodecFromName(codec);
+  if (!known.has_value()) {
+    return Refuse("metadata 'codec' is '", Printable(codec),
+                  "'; this version knows oscar-int2 and oscar-int2-aware");
+  }
+  profile_->codec_ = *known;
+  CRUMB_ASSIGN_OR_RETURN(profile_->model_, Metadata(profile_file::kModelKey));
+  if (profile_->model_.size() > kMaxModelChars) {
+    return Refuse("metadata 'model' has ", profile_->model_.size(), " bytes; at most ",
+                  kMaxModelChars, " are allowed");
+  }
+  CRUMB_RETURN_IF_ERROR(ReadGeometry());
+  return ReadWindows();
+}
+
+absl::Status ProfileParser::ReadGeometry() {
+  Geometry& geometry = profile_->geometry_;
+  struct Field {
+    const char* key;
+    uint32_t* value;
+    uint32_t max;
+    bool is_head_dim;
+  };
+  const Field fields[] = {
+      {profile_file::kNumLayersKey, &geometry.num_layers, Geometry::kMaxLayers, false},
+      {profile_file::kNumKvHeadsKey, &geometry.num_kv_heads, Geometry::kMaxKvHeads, false},
+      {profile_file::kKeyDimKey, &geometry.key_dim, kMaxHeadDim, true},
+      {profile_file::kValueDimKey, &geometry.value_dim, kMaxHeadDim, true},
+  };
+  for (const Field& field : fields) {
+    CRUMB_ASSIGN_OR_RETURN(*field.value, Number(field.key));
+    if (field.is_head_dim && !IsValidHeadDim(*field.value)) {
+      return Refuse("metadata '", field.key, "' is ", *field.value,
+                    "; it must be a multiple of 32 from 32 to ", field.max);
+    }
+    if (*field.value < 1 || *field.value > field.max) {
+      return Refuse("metadata '", field.key, "' is ", *field.value, "; it must be from 1 to ",
+                    field.max);
+    }
+  }
+  CRUMB_CHECK(geometry.IsValid(), "the checks above are Geometry's");
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadWindows() {
+  CRUMB_ASSIGN_OR_RETURN(const uint32_t page_tokens, Number(profile_file::kPageTokensKey));
+  if (page_tokens != kPageTokens) {
+    return Refuse("metadata 'page_tokens' is ", page_tokens, "; this version has pages of ",
+                  kPageTokens);
+  }
+  CRUMB_ASSIGN_OR_RETURN(profile_->windows_.sink_tokens, Number(profile_file::kSinkTokensKey));
+  CRUMB_ASSIGN_OR_RETURN(profile_->windows_.recent_tokens, Number(profile_file::kRecentTokensKey));
+  for (const auto& [key, tokens] :
+       {std::pair(profile_file::kSinkTokensKey, profile_->windows_.sink_tokens),
+        std::pair(profile_file::kRecentTokensKey, profile_->windows_.recent_tokens)}) {
+    if (tokens % kPageTokens != 0 || tokens > kMaxWindowTokens) {
+      return Refuse("metadata '", key, "' is ", tokens, "; it must be a multiple of ", kPageTokens,
+                    " of at most ", kMaxWindowTokens);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReserveFloats() {
+  // What the file holds, each tensor on a line of its own, and the mean that it may leave out.
+  size_t total = kLineFloats + RoundUpToLine(profile_->geometry_.key_dim);
+  for (const auto& [name, tensor] : contents_.tensors) {
+    total += RoundUpToLine(tensor.data.size() / sizeof(float));
+  }
+  profile_->floats_.assign(total, 0.0F);
+  const auto address = reinterpret_cast<uintptr_t>(profile_->floats_.data()) / sizeof(float);
+  floats_taken_ = RoundUpToLine(address) - address;
+  return absl::OkStatus();
+}
+
+float* ProfileParser::TakeFloats(size_t count) {
+  float* taken = profile_->floats_.data() + floats_taken_;
+  floats_taken_ += RoundUpToLine(count);
+  CRUMB_CHECK(floats_taken_ <= profile_->floats_.size(), "more floats taken than reserved");
+  return taken;
+}
+
+absl::StatusOr<const float*> ProfileParser::TakeF32(const std::string& name,
+                                                    std::vector<uint64_t> shape) {
+  const auto node = contents_.tensors.extract(name);
+  if (node.empty()) {
+    return Refuse("tensor '", name, "' is missing; F32 ", ShapeText(shape), " is expected");
+  }
+  const Tensor& tensor = node.mapped();
+  // A tensor of another shape is refused before its floats are counted.
+  size_t count = 1;
+  for (const uint64_t extent : shape) {
+    count *= extent;
+  }
+  if (tensor.data.size() != count * sizeof(float)) {
+    return Refuse("tensor '", name, "' is ", std::string(TensorTypeName(tensor.type)), " ",
+                  ShapeText(tensor.shape), ", expected F32 ", ShapeText(shape));
+  }
+  float* floats = TakeFloats(count);
+  CRUMB_RETURN_IF_ERROR(CopyF32(name, tensor, shape, std::span(floats, count)));
+  return floats;
+}
+
+absl::Status ProfileParser::ReadRotations(const char* name,
+                                          uint32_t dim,
+                                          uint32_t layer,
+                                          const float* HeadParameters::*member) {
+  const uint32_t num_heads = profile_->geometry_.num_kv_heads;
+  const std::string tensor = profile_file::LayerTensor(name, layer);
+  const auto found = contents_.tensors.find(tensor);
+  const bool is_shared = found != contents_.tensors.end() && found->second.shape.size() == 2;
+  CRUMB_ASSIGN_OR_RETURN(const float* floats,
+                         TakeF32(tensor, is_shared ? std::vector<uint64_t>{dim, dim}
+                                                   : std::vector<uint64_t>{num_heads, dim, dim}));
+  const size_t matrix = size_t{dim} * dim;
+  for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
+    head(layer, kv_head).*member = is_shared ? floats : floats + kv_head * matrix;
+    if (!is_shared || kv_head == 0) {
+      const std::string where = is_shared ? tensor : absl::StrCat(tensor, "[", kv_head, "]");
+      CRUMB_RETURN_IF_ERROR(CheckOrthogonal(where, head(layer, kv_head).*member, dim));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadFeedback(uint32_t layer) {
+  const uint32_t num_heads = profile_->geometry_.num_kv_heads;
+  const uint32_t dim = profile_->geometry_.key_dim;
+  const std::string tensor = profile_file::LayerTensor(profile_file::kKeyFeedback, layer);
+  CRUMB_ASSIGN_OR_RETURN(const float* floats, TakeF32(tensor, {num_heads, dim, dim}));
+  for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
+    const float* factor = floats + size_t{kv_head} * dim * dim;
+    CRUMB_RETURN_IF_ERROR(
+        CheckUpperTriangular(absl::StrCat(tensor, "[", kv_head, "]"), factor, dim));
+    head(layer, kv_head).key_feedback = factor;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadKeyMean() {
+  const Geometry& geometry = profile_->geometry_;
+  const bool is_present = contents_.tensors.contains(profile_file::kKeyMean);
+  const float* floats = nullptr;
+  if (is_present) {
+    CRUMB_ASSIGN_OR_RETURN(floats,
+                           TakeF32(profile_file::kKeyMean,
+                                   {geometry.num_layers, geometry.num_kv_heads, geometry.key_dim}));
+  } else {
+    floats = TakeFloats(geometry.key_dim);  // Zeros, for all.
+  }
+  for (HeadParameters& head : profile_->heads_) {
+    head.key_mean = floats;
+    floats += is_present ? geometry.key_dim : 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadClip(const char* name, float HeadParameters::*member) {
+  const Geometry& geometry = profile_->geometry_;
+  CRUMB_ASSIGN_OR_RETURN(const float* floats,
+                         TakeF32(name, {geometry.num_layers, geometry.num_kv_heads}));
+  for (size_t i = 0; i < profile_->heads_.size(); ++i) {
+    if (floats[i] > 1) {
+      return Refuse("tensor '", name, "' [", geometry.num_layers, ", ", geometry.num_kv_heads,
+                    "]: the ratio of layer ", i / geometry.num_kv_heads, ", KV head ",
+                    i % geometry.num_kv_heads, " is ", floats[i],
+                    "; at most 1 is allowed, and 0 turns clipping off");
+    }
+    profile_->heads_[i].*member = floats[i];
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a profile file's bytes to a Profile, once. Private to the module.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "crumb/cuda/profile.h"
+#include "cuda/profile/safetensors.h"
+
+namespace crumb {
+
+class ProfileParser {
+ public:
+  // Called once. As Profile::Parse.
+  absl::StatusOr<std::shared_ptr<const Profile>> Parse(std::vector<std::byte> file);
+
+ private:
+  absl::StatusOr<std::string> Metadata(const char* key) const;
+  absl::StatusOr<uint32_t> Number(const char* key) const;
+
+  absl::Status ReadMetadata();
+  absl::Status ReadGeometry();
+  absl::Status ReadWindows();
+
+  // Before any tensor is read, so that all have their place and none moves.
+  absl::Status ReserveFloats();
+  // The next `count` floats, on a cache line's boundary.
+  float* TakeFloats(size_t count);
+  // The values of a tensor, which is taken off the list of those not yet read.
+  absl::StatusOr<const float*> TakeF32(const std::string& name, std::vector<uint64_t> shape);
+
+  absl::Status ReadRotations(const char* name,
+                             uint32_t dim,
+                             uint32_t layer,
+                             const float* HeadParameters::*member);
+  absl::Status ReadFeedback(uint32_t layer);
+  absl::Status ReadKeyMean();
+  absl::Status ReadClip(const char* name, float HeadParameters::*member);
+
+  HeadParameters& head(uint32_t layer, uint32_t kv_head) {
+    return profile_->heads_[size_t{layer} * profile_->geometry_.num_kv_heads + kv_head];
+  }
+
+  std::shared_ptr<Profile> profile_;  // shared: becomes the result, which engines and pages hold.
+  Safetensors contents_;              // Views into profile_->file_.
+  size_t floats_taken_ = 0;
+};
+
+}  // namespace crumb
