@@ -98,15 +98,9 @@ absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<
   profile_->heads_.assign(
       geometry.NumHeadBlocks(),
       {.key_dim = geometry.key_dim, .value_dim = geometry.value_dim, .codec = profile_->codec_});
-  CRUMB_RETURN_IF_ERROR(ReserveFloats());
+  ReserveFloats();
   for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
-    CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kKeyRotation, geometry.key_dim, layer,
-                                        &HeadParameters::key_rotation));
-    CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kValueRotation, geometry.value_dim, layer,
-                                        &HeadParameters::value_rotation));
-    if (profile_->codec_ == CodecId::kOscarInt2Aware) {
-      CRUMB_RETURN_IF_ERROR(ReadFeedback(layer));
-    }
+    CRUMB_RETURN_IF_ERROR(ReadLayer(layer));
   }
   CRUMB_RETURN_IF_ERROR(ReadKeyMean());
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kKeyClip, &HeadParameters::key_clip));
@@ -209,7 +203,7 @@ absl::Status ProfileParser::ReadWindows() {
   return absl::OkStatus();
 }
 
-absl::Status ProfileParser::ReserveFloats() {
+void ProfileParser::ReserveFloats() {
   // What the file holds, each tensor on a line of its own, and the mean that it may leave out.
   size_t total = kLineFloats + RoundUpToLine(profile_->geometry_.key_dim);
   for (const auto& [name, tensor] : contents_.tensors) {
@@ -218,7 +212,6 @@ absl::Status ProfileParser::ReserveFloats() {
   profile_->floats_.assign(total, 0.0F);
   const auto address = reinterpret_cast<uintptr_t>(profile_->floats_.data()) / sizeof(float);
   floats_taken_ = RoundUpToLine(address) - address;
-  return absl::OkStatus();
 }
 
 float* ProfileParser::TakeFloats(size_t count) {
@@ -249,24 +242,34 @@ absl::StatusOr<const float*> ProfileParser::TakeF32(const std::string& name,
   return floats;
 }
 
+absl::Status ProfileParser::ReadLayer(uint32_t layer) {
+  CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kKeyRotation, profile_->geometry_.key_dim,
+                                      layer, &HeadParameters::key_rotation));
+  CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kValueRotation, profile_->geometry_.value_dim,
+                                      layer, &HeadParameters::value_rotation));
+  return profile_->codec_ == CodecId::kOscarInt2Aware ? ReadFeedback(layer) : absl::OkStatus();
+}
+
 absl::Status ProfileParser::ReadRotations(const char* name,
                                           uint32_t dim,
                                           uint32_t layer,
                                           const float* HeadParameters::*member) {
   const uint32_t num_heads = profile_->geometry_.num_kv_heads;
+  const size_t matrix = size_t{dim} * dim;
   const std::string tensor = profile_file::LayerTensor(name, layer);
   const auto found = contents_.tensors.find(tensor);
-  const bool is_shared = found != contents_.tensors.end() && found->second.shape.size() == 2;
-  CRUMB_ASSIGN_OR_RETURN(const float* floats,
-                         TakeF32(tensor, is_shared ? std::vector<uint64_t>{dim, dim}
-                                                   : std::vector<uint64_t>{num_heads, dim, dim}));
-  const size_t matrix = size_t{dim} * dim;
-  for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
-    head(layer, kv_head).*member = is_shared ? floats : floats + kv_head * matrix;
-    if (!is_shared || kv_head == 0) {
-      const std::string where = is_shared ? tensor : absl::StrCat(tensor, "[", kv_head, "]");
-      CRUMB_RETURN_IF_ERROR(CheckOrthogonal(where, head(layer, kv_head).*member, dim));
+  if (found != contents_.tensors.end() && found->second.shape.size() == 2) {
+    CRUMB_ASSIGN_OR_RETURN(const float* shared, TakeF32(tensor, {dim, dim}));
+    for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
+      head(layer, kv_head).*member = shared;
     }
+    return CheckOrthogonal(tensor, shared, dim);
+  }
+  CRUMB_ASSIGN_OR_RETURN(const float* floats, TakeF32(tensor, {num_heads, dim, dim}));
+  for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
+    head(layer, kv_head).*member = floats + kv_head * matrix;
+    CRUMB_RETURN_IF_ERROR(
+        CheckOrthogonal(absl::StrCat(tensor, "[", kv_head, "]"), floats + kv_head * matrix, dim));
   }
   return absl::OkStatus();
 }

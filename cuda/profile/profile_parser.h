@@ -30,12 +30,13 @@ class ProfileParser {
   absl::Status ReadWindows();
 
   // Before any tensor is read, so that all have their place and none moves.
-  absl::Status ReserveFloats();
+  void ReserveFloats();
   // The next `count` floats, on a cache line's boundary.
   float* TakeFloats(size_t count);
   // The values of a tensor, which is taken off the list of those not yet read.
   absl::StatusOr<const float*> TakeF32(const std::string& name, std::vector<uint64_t> shape);
 
+  absl::Status ReadLayer(uint32_t layer);
   absl::Status ReadRotations(const char* name,
                              uint32_t dim,
                              uint32_t layer,

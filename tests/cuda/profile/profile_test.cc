@@ -19,8 +19,12 @@ namespace crumb {
 namespace {
 
 using testing::AllOf;
+using testing::Each;
+using testing::ElementsAreArray;
 using testing::HasSubstr;
 
+constexpr size_t kKeyDim = 32;
+constexpr size_t kValueDim = 64;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<std::byte> FileOf(const ProfileParts& parts) {
@@ -57,31 +61,45 @@ TEST_P(ProfileTest, WhatWasWrittenIsRead) {
   EXPECT_EQ((*profile)->geometry(), parts.geometry);
   EXPECT_EQ((*profile)->codec(), parts.codec);
   EXPECT_EQ((*profile)->windows(), parts.windows);
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    for (uint32_t kv_head = 0; kv_head < 2; ++kv_head) {
-      const HeadParameters& head = (*profile)->head(layer, kv_head);
-      const size_t index = size_t{layer} * 2 + kv_head;
-      EXPECT_EQ(head.key_dim, 32U);
-      EXPECT_EQ(head.value_dim, 64U);
-      EXPECT_EQ(head.codec, parts.codec);
-      EXPECT_EQ(head.key_clip, parts.key_clip[index]);
-      EXPECT_EQ(head.value_clip, parts.value_clip[index]);
-      EXPECT_TRUE(std::ranges::equal(std::span(head.key_rotation, 32 * 32),
-                                     Matrix(parts.key_rotation, index, 32)));
-      EXPECT_TRUE(std::ranges::equal(std::span(head.value_rotation, 64 * 64),
-                                     Matrix(parts.value_rotation, index, 64)));
-      if (GetParam() == CodecId::kOscarInt2Aware) {
-        EXPECT_TRUE(std::ranges::equal(std::span(head.key_feedback, 32 * 32),
-                                       Matrix(parts.key_feedback, index, 32)));
-        EXPECT_TRUE(std::ranges::equal(std::span(head.key_mean, 32),
-                                       std::span(parts.key_mean).subspan(index * 32, 32)));
-      } else {
-        EXPECT_EQ(head.key_feedback, nullptr);
-        EXPECT_TRUE(
-            std::ranges::all_of(std::span(head.key_mean, 32), [](float x) { return x == 0; }));
-      }
-    }
+  for (uint32_t index = 0; index < 4; ++index) {
+    const HeadParameters& head = (*profile)->head(index / 2, index % 2);
+    EXPECT_EQ(head.key_dim, kKeyDim);
+    EXPECT_EQ(head.value_dim, kValueDim);
+    EXPECT_EQ(head.codec, parts.codec);
+    EXPECT_EQ(head.key_clip, parts.key_clip[index]);
+    EXPECT_EQ(head.value_clip, parts.value_clip[index]);
+    EXPECT_THAT(std::span(head.key_rotation, kKeyDim * kKeyDim),
+                ElementsAreArray(Matrix(parts.key_rotation, index, kKeyDim)));
+    EXPECT_THAT(std::span(head.value_rotation, kValueDim * kValueDim),
+                ElementsAreArray(Matrix(parts.value_rotation, index, kValueDim)));
   }
+}
+
+TEST(ProfileCodecTest, AwareKeysHaveAMeanAndAFeedbackFactor) {
+  const ProfileParts parts = SmallParts(CodecId::kOscarInt2Aware);
+  const auto profile = Profile::Parse(FileOf(parts));
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  for (uint32_t index = 0; index < 4; ++index) {
+    const HeadParameters& head = (*profile)->head(index / 2, index % 2);
+    EXPECT_THAT(std::span(head.key_feedback, kKeyDim * kKeyDim),
+                ElementsAreArray(Matrix(parts.key_feedback, index, kKeyDim)));
+    EXPECT_THAT(std::span(head.key_mean, kKeyDim),
+                ElementsAreArray(std::span(parts.key_mean).subspan(index * kKeyDim, kKeyDim)));
+  }
+}
+
+TEST(ProfileCodecTest, KeysRoundedToNearestHaveNoFactorAndAMeanOfZero) {
+  const auto profile = Profile::Parse(FileOf(SmallParts(CodecId::kOscarInt2)));
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  EXPECT_EQ((*profile)->head(1, 1).key_feedback, nullptr);
+  EXPECT_THAT(std::span((*profile)->head(1, 1).key_mean, kKeyDim), Each(0.0F));
+}
+
+TEST(ProfileCodecTest, NamesAreThoseOfTheFile) {
+  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+    EXPECT_EQ(CodecFromName(CodecName(codec)), codec);
+  }
+  EXPECT_EQ(CodecFromName("oscar"), std::nullopt);
 }
 
 TEST_P(ProfileTest, MatricesLieOnCacheLines) {
@@ -89,7 +107,7 @@ TEST_P(ProfileTest, MatricesLieOnCacheLines) {
   ASSERT_TRUE(profile.ok());
   const HeadParameters& head = (*profile)->head(1, 1);
   for (const float* matrix : {head.key_rotation, head.value_rotation, head.key_feedback}) {
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(matrix) % 64, 0U);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(matrix) % 64, 0U);  // Null is: no factor.
   }
 }
 
@@ -100,8 +118,8 @@ TEST_P(ProfileTest, HeadsMayShareALayersRotation) {
   EXPECT_EQ((*profile)->head(1, 0).key_rotation, (*profile)->head(1, 1).key_rotation);
   EXPECT_EQ((*profile)->head(1, 0).value_rotation, (*profile)->head(1, 1).value_rotation);
   EXPECT_NE((*profile)->head(0, 0).key_rotation, (*profile)->head(1, 0).key_rotation);
-  EXPECT_TRUE(std::ranges::equal(std::span((*profile)->head(1, 1).key_rotation, 32 * 32),
-                                 Matrix(parts.key_rotation, 1, 32)));
+  EXPECT_THAT(std::span((*profile)->head(1, 1).key_rotation, kKeyDim * kKeyDim),
+              ElementsAreArray(Matrix(parts.key_rotation, 1, kKeyDim)));
 }
 
 TEST_P(ProfileTest, EqualPartsMakeEqualBytes) {
