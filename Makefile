@@ -45,5 +45,9 @@ format: ## Rewrite all sources in the house's format
 bench: build ## Run every benchmark; print each figure beside its limit, write build/bench.json
 	@python3 bench/report/run_bench.py $(BENCH_FLAGS)
 
+bench-rivals: build ## Run Mooncake, LMCache and Redis beside crumbd (7 GB of packages); write build/rivals.json
+	-@deploy/install-dependencies.sh --rivals
+	@python3 bench/rivals/run.py $(BENCH_FLAGS)
+
 clean: ## Remove build output (the downloaded model stays in build/models)
 	@find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} + 2>/dev/null || true

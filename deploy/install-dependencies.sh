@@ -17,7 +17,9 @@ case "${1:-}" in
   "") ;;
   --lint) packages+=(clang clang-tidy clang-format) ;;
   --fuzz) packages+=(clang libclang-rt-14-dev) ;;
-  *) echo "usage: $0 [--lint|--fuzz]" >&2; exit 2 ;;
+  # redis-tools has the server's program under another name, and starts no service.
+  --rivals) packages+=(python3-venv redis-tools) ;;
+  *) echo "usage: $0 [--lint|--fuzz|--rivals]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then
