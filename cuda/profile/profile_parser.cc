@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// shared: a profile is held by all engines, pages and tasks that use it.
 #include "cuda/profile/profile_parser.h"
 
 #include <algorithm>

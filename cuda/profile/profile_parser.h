@@ -49,7 +49,7 @@ class ProfileParser {
     return profile_->heads_[size_t{layer} * profile_->geometry_.num_kv_heads + kv_head];
   }
 
-  std::shared_ptr<Profile> profile_;  // shared: becomes the result, which engines and pages hold.
+  std::shared_ptr<Profile> profile_;  // shared: becomes the result.
   Safetensors contents_;              // Views into profile_->file_.
   size_t floats_taken_ = 0;
 };

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From statistics to a profile: rotations, mean keys and feedback factors.
+//
+// A rotation is R = U H P (OSCAR, arXiv 2605.17757): the eigenvectors of the covariance,
+// eigenvalues ascending; a Hadamard matrix, which spreads each of them over all channels, so that
+// the diagonal of R^T C R is constant; and a permutation that puts the channels of large and small
+// eigenvalues side by side in bit-reversed order. Keys are rotated by the query moment's basis,
+// since it says which directions of a key matter; values by their weighted covariance's.
+//
+// All linear algebra is in double; a profile holds the result in float. Thread-safe.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "crumb/cuda/profile.h"
+#include "crumb/cuda/statistics.h"
+
+namespace crumb {
+
+enum class RotationKind : uint8_t {
+  kPerHead,   // Fitted to each KV head.
+  kPerLayer,  // Fitted to the mean over a layer's KV heads, which share it (as published).
+  kHadamard,  // The Hadamard matrix alone, the same everywhere; needs no statistics.
+};
+
+struct FitOptions {
+  CodecId codec = CodecId::kOscarInt2Aware;
+  RotationKind key_rotation = RotationKind::kPerHead;
+  RotationKind value_rotation = RotationKind::kPerHead;
+  Windows windows;
+  // Clip ratios, <= 0: off. That of keys serves oscar-int2; oscar-int2-aware searches each row's
+  // range itself. The published constants.
+  float key_clip = 0.96F;
+  float value_clip = 0.92F;
+  // Whether keys are shifted by their mean; oscar-int2-aware only.
+  bool shift_keys = true;
+  // Added to the diagonal of the rotated query moment, in units of its mean, before it is inverted:
+  // how far the metric of a few thousand tokens is believed.
+  double damping = 0.01;
+};
+
+struct FittedProfile {
+  ProfileParts parts;
+  // For people: what makes the fit doubtful (few tokens, a head whose queries were all zero).
+  std::vector<std::string> warnings;
+};
+
+// INVALID_ARGUMENT: a head_dim that is not a power of two (none has such a Hadamard matrix),
+// options out of range (named, with the value and the limit). Takes O(L H d^3) time: seconds for a
+// 7B model.
+absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& options);
+
+}  // namespace crumb

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What calibration needs to know of a model's attention, collected while it reads a few texts and
+// kept in a file, so that a profile can be fitted again and again without the model.
+//
+// Per layer and KV head, each the mean over texts of the text's own value (so that a long text does
+// not outweigh a short one):
+//   query moment       E[q q^T] over all query heads that share the KV head, positions from
+//                      kFirstQueryToken on: what an error of a key is measured by
+//   value covariance   E[w v v^T] with w = k M k^T, M the text's query moment, scaled to a mean of
+//                      one: values, weighted by how much attention their keys can get
+//   key mean           E[k], positions from kFirstKeyToken on
+// Queries and keys are as attention sees them, after RoPE and any normalisation.
+//
+// File: safetensors with metadata format = "crumb.statistics.v1", model, num_layers, num_kv_heads,
+// num_query_heads, key_dim, value_dim, num_texts, num_tokens, and the three F64 tensors below.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/page/geometry.h"
+
+namespace crumb {
+
+struct Statistics {
+  // Rows before these stay in BF16 in any use, or are seen by too few: the sink, and queries that
+  // have no two-bit history yet.
+  static constexpr uint32_t kFirstKeyToken = 64;
+  static constexpr uint32_t kFirstQueryToken = 256;
+  static constexpr size_t kMaxFileBytes = size_t{1} << 30;
+
+  std::string model;  // For people.
+  Geometry geometry;
+  uint32_t num_query_heads = 0;  // A multiple of geometry.num_kv_heads.
+  uint64_t num_texts = 0;
+  uint64_t num_tokens = 0;               // Over all texts.
+  std::vector<double> query_moment;      // [L, H, dk, dk]
+  std::vector<double> value_covariance;  // [L, H, dv, dv]
+  std::vector<double> key_mean;          // [L, H, dk]
+
+  // INVALID_ARGUMENT names the field or tensor, its shape and the limit: malformed or truncated
+  // file, another format, impossible geometry, NaN or infinity, a matrix that is not symmetric or
+  // has a negative diagonal, no texts. NOT_FOUND: no such file.
+  static absl::StatusOr<Statistics> Load(const std::filesystem::path& path);
+  static absl::StatusOr<Statistics> Parse(std::span<const std::byte> file);
+  // The file that holds these, after the same checks. Deterministic.
+  static absl::StatusOr<std::vector<std::byte>> Serialize(const Statistics& statistics);
+};
+
+// Gathers statistics text by text, in memory that does not grow with them. Thread-compatible: the
+// layers of one text may be added from different threads only under a lock.
+class StatisticsCollector {
+ public:
+  struct Options {
+    std::string model;
+    Geometry geometry;
+    uint32_t num_query_heads = 0;
+  };
+
+  // INVALID_ARGUMENT: a geometry that is not valid, or query heads that KV heads do not divide.
+  static absl::StatusOr<StatisticsCollector> Create(Options options);
+  StatisticsCollector(StatisticsCollector&& other) noexcept;
+  StatisticsCollector& operator=(StatisticsCollector&& other) noexcept;
+  ~StatisticsCollector();
+
+  // One layer of one whole text of T tokens, position 0 first: `queries` [T, Hq, dk], `keys`
+  // [T, H, dk] after RoPE, `values` [T, H, dv], dense. INVALID_ARGUMENT: lengths that are not of
+  // one T, a T of kFirstQueryToken or less, NaN or infinity (named with token, head and channel);
+  // nothing of the layer is added then.
+  absl::Status AddText(uint32_t layer,
+                       std::span<const float> queries,
+                       std::span<const float> keys,
+                       std::span<const float> values);
+
+  // The statistics of what was added so far. FAILED_PRECONDITION: no text, or layers that have seen
+  // different numbers of texts or tokens.
+  absl::StatusOr<Statistics> Finish() const;
+
+ private:
+  struct State;
+  explicit StatisticsCollector(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace crumb
