@@ -38,6 +38,7 @@ bool PageTable::SharedHas(PageIdx page, PageEncoding encoding) const {
   return true;
 }
 
+// shared: with the handle's other users.
 absl::Status PageTable::Adopt(std::shared_ptr<SharedPrefix> prefix) {
   CRUMB_CHECK(pages_.empty() && prefix_ == nullptr, "only an empty table adopts");
   if (prefix->profile_id() != shape_.profile_id) {

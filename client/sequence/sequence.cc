@@ -25,7 +25,7 @@ absl::Status BadOption(const char* option, const Value& value, const Limit& limi
 absl::Status CheckOptions(const Sequence::Options& options) {
   const uint32_t model_heads = options.profile->geometry().num_kv_heads;
   const HeadRange& heads = options.heads;
-  if (heads.count == 0 || heads.count > model_heads || heads.first > model_heads - heads.count) {
+  if (!heads.IsWithin(model_heads)) {
     return BadOption("heads",
                      absl::StrCat("[", heads.first, ", ", heads.first, " + ", heads.count, ")"),
                      absl::StrCat("within the profile's ", model_heads, " KV heads"));
@@ -55,9 +55,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> Sequence::Create(Options options) {
     return BadOption("profile", "null", "a loaded profile");
   }
   const Geometry& geometry = options.profile->geometry();
-  if (options.heads == HeadRange{}) {
-    options.heads.count = geometry.num_kv_heads;
-  }
+  options.heads = options.heads.Resolve(geometry.num_kv_heads);
   CRUMB_RETURN_IF_ERROR(CheckOptions(options));
   if (options.scale == 0) {
     options.scale = 1.0f / std::sqrt(static_cast<float>(geometry.key_dim));
@@ -77,6 +75,7 @@ const Profile& Sequence::profile() const {
 HeadRange Sequence::heads() const {
   return impl_->options().heads;
 }
+// shared: with the handle's other users.
 absl::Status Sequence::Adopt(std::shared_ptr<SharedPrefix> prefix) {
   return impl_->Adopt(std::move(prefix));
 }

@@ -46,6 +46,7 @@ Sequence::Impl::Impl(Options options)
       pool_(options_.num_threads),
       workers_(options_.num_threads) {}
 
+// shared: with the handle's other users.
 absl::Status Sequence::Impl::Adopt(std::shared_ptr<SharedPrefix> prefix) {
   if (length_ != 0 || chunk_tokens_ != 0 || pages_.prefix() != nullptr) {
     return absl::FailedPreconditionError(

@@ -22,6 +22,7 @@ class Sequence::Impl {
   uint32_t length() const { return length_; }
   const Options& options() const { return options_; }
 
+  // shared: with the handle's other users.
   absl::Status Adopt(std::shared_ptr<SharedPrefix> prefix);
   absl::Status RetainTail(uint32_t prefix_tokens);
   void ReleaseTail() { pages_.ReleaseRetained(); }
