@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rotation on one core beside the machine's single-precision matrix product (Eigen, 768^3, one
-// thread): multiply-adds/s of both, measured in turn in one run, and their ratio. Prints one line a
-// case and the same as JSON with --json.
+// thread): multiply-adds/s of both, measured in turns in one run.
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <functional>
 #include <random>
 #include <string>
@@ -14,9 +10,10 @@
 
 #include "absl/strings/str_format.h"
 
+#include "bench/support/figure.h"
+#include "bench/support/matrix_product.h"
+#include "bench/support/thread_clock.h"
 #include "crumb/cuda/rotate.h"
-
-#include <Eigen/Dense>
 
 namespace {
 
@@ -28,22 +25,22 @@ constexpr int kRounds = 15;
 struct Case {
   std::string name;
   double multiply_adds = 0;  // A call.
+  bool promised = false;     // To reach half of the yardstick.
   std::function<void()> call;
   std::vector<double> rates = {};  // Multiply-adds/s, one a round.
 };
 
 // Calls for about 5 ms: long against the clock, short against the neighbours' bursts.
 double MeasureRate(const Case& measured) {
-  using Clock = std::chrono::steady_clock;
   size_t calls = 0;
-  const auto start = Clock::now();
-  std::chrono::duration<double> elapsed{};
+  const double start = crumb::bench::ThreadSeconds();
+  double elapsed = 0;
   do {
     measured.call();
     ++calls;
-    elapsed = Clock::now() - start;
-  } while (elapsed.count() < 0.005);
-  return static_cast<double>(calls) * measured.multiply_adds / elapsed.count();
+    elapsed = crumb::bench::ThreadSeconds() - start;
+  } while (elapsed < 0.005);
+  return static_cast<double>(calls) * measured.multiply_adds / elapsed;
 }
 
 double Median(std::vector<double> values) {
@@ -78,67 +75,66 @@ struct Buffers {
   crumb::HeadParameters head;
 };
 
+// One row is a decode step's, 64 are a page's.
 void AddCases(Buffers* buffers, CpuPath path, std::vector<Case>* cases) {
   const uint32_t dim = buffers->head.key_dim;
-  for (const size_t num_rows : {size_t{1}, size_t{4}, size_t{64}}) {
+  for (const size_t num_rows : {size_t{1}, size_t{64}}) {
     const std::string suffix =
-        absl::StrFormat(" %s d=%d rows=%d", std::string(crumb::CpuPathName(path)), dim, num_rows);
+        absl::StrFormat("/%s/d=%d/rows=%d", std::string(crumb::CpuPathName(path)), dim, num_rows);
     const size_t size = num_rows * dim;
     const double multiply_adds = static_cast<double>(size) * dim;
-    cases->push_back({"keys to bf16" + suffix, multiply_adds, [=] {
+    const bool promised = path == crumb::BestCpuPath() && num_rows == 64;
+    cases->push_back({"RotateKeys" + suffix, multiply_adds, promised, [=] {
                         crumb::RotateKeys(buffers->head, std::span(buffers->rows).first(size),
                                           std::span(buffers->narrow).first(size), path);
                       }});
-    cases->push_back({"outputs back" + suffix, multiply_adds, [=] {
+    cases->push_back({"UnrotateOutputs" + suffix, multiply_adds, promised, [=] {
                         crumb::UnrotateOutputs(buffers->head, std::span(buffers->rows).first(size),
                                                std::span(buffers->out).first(size), path);
                       }});
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const bool json = argc > 1 && std::strcmp(argv[1], "--json") == 0;
-  constexpr int kSide = 768;
-  const Eigen::MatrixXf a = Eigen::MatrixXf::Random(kSide, kSide);
-  const Eigen::MatrixXf b = Eigen::MatrixXf::Random(kSide, kSide);
-  Eigen::MatrixXf c(kSide, kSide);
-  Case yardstick{"sgemm", double{kSide} * kSide * kSide, [&] { c.noalias() = a * b; }};
-
-  std::vector<Buffers> buffers;
-  for (const uint32_t dim : {64U, 128U, 256U}) {
-    buffers.emplace_back(dim);
-  }
+// Every path at the usual head_dim; the one that this machine would choose at the others.
+std::vector<Case> AllCases(std::vector<Buffers>* buffers) {
   std::vector<Case> cases;
-  for (Buffers& of_dim : buffers) {
+  for (Buffers& of_dim : *buffers) {
     of_dim.head.key_rotation = of_dim.head.value_rotation = of_dim.matrix.data();
     of_dim.head.key_mean = of_dim.mean.data();
     for (const CpuPath path : {CpuPath::kPortable, CpuPath::kAvx2, CpuPath::kAvx512}) {
-      if (crumb::CpuPathAvailable(path)) {
+      if (crumb::CpuPathAvailable(path) &&
+          (of_dim.head.key_dim == 128 || path == crumb::BestCpuPath())) {
         AddCases(&of_dim, path, &cases);
       }
     }
   }
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  crumb::bench::MatrixProduct yardstick;
+  std::vector<double> yardstick_rates;
+  std::vector<Buffers> buffers;
+  for (const uint32_t dim : {64U, 128U, 256U}) {
+    buffers.emplace_back(dim);
+  }
+  std::vector<Case> cases = AllCases(&buffers);
   for (int round = 0; round < kRounds; ++round) {
-    yardstick.rates.push_back(MeasureRate(yardstick));
+    yardstick_rates.push_back(yardstick.MeasureRate());
     for (Case& measured : cases) {
       measured.rates.push_back(MeasureRate(measured));
     }
   }
-  const double limit = Median(yardstick.rates);
-  std::printf(json ? "[" : "sgemm %d^3, one thread: %.1f G multiply-adds/s\n", kSide, limit / 1e9);
-  for (size_t i = 0; i < cases.size(); ++i) {
-    const double rate = Median(cases[i].rates);
-    if (json) {
-      std::printf(
-          "%s{\"name\": \"rotate: %s\", \"value\": %.4g, \"unit\": \"multiply-adds/s\", "
-          "\"limit\": %.4g}",
-          i == 0 ? "" : ",\n ", cases[i].name.c_str(), rate, limit);
-    } else {
-      std::printf("%-44s %6.1f G multiply-adds/s  %3.0f %% of sgemm\n", cases[i].name.c_str(),
-                  rate / 1e9, 100 * rate / limit);
-    }
+  const double limit = Median(yardstick_rates) / 1e9;
+  for (const Case& measured : cases) {
+    crumb::bench::Register(measured.name, {.value = Median(measured.rates) / 1e9,
+                                           .limit = limit,
+                                           .target = measured.promised ? limit / 2 : 0,
+                                           .unit = "GMAC/s",
+                                           .limit_name = yardstick.name()});
   }
-  std::printf(json ? "]\n" : "");
+  benchmark::RunSpecifiedBenchmarks();
 }

@@ -46,13 +46,16 @@ inline void Report(benchmark::State& state, const Figure& figure) {
                  ";limit=" + figure.limit_name);
 }
 
-// Adds a benchmark that does nothing but state a figure measured before.
+// Adds a benchmark that does nothing but state, once, a figure measured before.
 inline void Register(const std::string& name, const Figure& figure) {
-  benchmark::RegisterBenchmark(name.c_str(), [figure](benchmark::State& state) {
-    for (auto _ : state) {
-    }
-    Report(state, figure);
-  })->Iterations(1);
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [figure](benchmark::State& state) {
+                                 for (auto _ : state) {
+                                 }
+                                 Report(state, figure);
+                               })
+      ->Iterations(1)
+      ->Repetitions(1);
 }
 
 }  // namespace crumb::bench
