@@ -8,6 +8,8 @@
 
 #include "proto/base/check.h"
 
+// shared: the header says by whom.
+
 namespace crumb {
 
 DemotePool::DemotePool(const Options& options) : options_(options) {

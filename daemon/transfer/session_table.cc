@@ -11,6 +11,8 @@
 
 #include "proto/base/check.h"
 
+// shared: the header says by whom.
+
 namespace crumb {
 namespace {
 

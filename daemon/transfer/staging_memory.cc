@@ -14,6 +14,8 @@
 
 #include "proto/wire/memory_socket.h"
 
+// shared: the header says by whom.
+
 namespace crumb {
 namespace {
 

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/rpc/attach_stream.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/log/log.h"
+#include "daemon/rpc/grpc_status.h"
+#include "daemon/rpc/request.h"
+#include "proto/base/status_macros.h"
+
+// shared: the header says by whom.
+
+namespace crumb {
+namespace {
+
+// Parses a profile file on the pool: a large one would hold up a gRPC thread for too long.
+class ParseProfileJob : public DemoteJob {
+ public:
+  using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Profile>>)>;
+
+  ParseProfileJob(ProfileRegistry& profiles, const ProfileId& id, std::string file, Done done)
+      : profiles_(profiles), id_(id), file_(std::move(file)), done_(std::move(done)) {}
+
+  size_t num_pages() const override { return 1; }
+  absl::Status RunPage(size_t /*index*/, DemoteScratch& /*scratch*/) override {
+    CRUMB_ASSIGN_OR_RETURN(profile_, profiles_.Add(id_, file_));
+    return absl::OkStatus();
+  }
+  void Finish(absl::Status status) override {
+    if (status.ok()) {
+      done_(std::move(profile_));
+    } else {
+      done_(std::move(status));
+    }
+  }
+
+ private:
+  ProfileRegistry& profiles_;
+  const ProfileId id_;
+  const std::string file_;
+  const Done done_;
+  std::shared_ptr<const Profile> profile_;
+};
+
+}  // namespace
+
+void AttachStreams::SetDraining() {
+  draining_ = true;
+  std::vector<AttachStream*> held;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (AttachStream* stream : streams_) {
+      if (stream->Hold()) {
+        held.push_back(stream);
+      }
+    }
+  }
+  for (AttachStream* stream : held) {
+    stream->NotifyDraining();
+    stream->Release();
+  }
+}
+
+void AttachStreams::Add(AttachStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.insert(stream);
+}
+
+void AttachStreams::Remove(AttachStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+AttachStream::AttachStream(RpcContext& context, AttachStreams& streams)
+    : context_(context), streams_(streams), start_(context.clock.Now()) {
+  streams_.Add(this);
+  StartRead(&request_);
+}
+
+void AttachStream::OnReadDone(bool ok) {
+  bool is_first = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_first = !std::exchange(opened_, true);
+    if (ok && is_first) {
+      ++holds_;
+    }
+  }
+  if (!ok) {
+    End(is_first ? absl::InvalidArgumentError("the stream ended before its AttachRequest")
+                 : absl::OkStatus());
+  } else if (is_first) {
+    Attach();
+  } else {
+    End(absl::InvalidArgumentError(
+        "a second AttachRequest on one stream: open another stream for another session"));
+  }
+}
+
+void AttachStream::OnWriteDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+  }
+  if (ok) {
+    WriteOrFinish();
+  } else {
+    End(absl::UnavailableError("the engine is gone"));
+  }
+}
+
+void AttachStream::OnCancel() {
+  End(absl::CancelledError("the engine is gone"));
+}
+
+void AttachStream::OnDone() {
+  streams_.Remove(this);
+  delete this;
+}
+
+void AttachStream::Attach() {
+  absl::StatusOr<AttachSpec> spec = ParseAttach(request_);
+  if (!spec.ok()) {
+    AttachWith({}, spec.status());
+    return;
+  }
+  absl::StatusOr<std::shared_ptr<const Profile>> profile = context_.profiles.Find(spec->profile_id);
+  if (profile.ok() || request_.profile_file().empty()) {
+    AttachWith(*spec, std::move(profile));
+    return;
+  }
+  auto job = std::make_unique<ParseProfileJob>(
+      context_.profiles, spec->profile_id, std::move(*request_.mutable_profile_file()),
+      [this, spec = *spec](absl::StatusOr<std::shared_ptr<const Profile>> parsed) {
+        AttachWith(spec, std::move(parsed));
+      });
+  if (absl::Status status = context_.pool.Submit(std::move(job)); !status.ok()) {
+    AttachWith(*spec, std::move(status));
+  }
+}
+
+void AttachStream::AttachWith(const AttachSpec& spec,
+                              absl::StatusOr<std::shared_ptr<const Profile>> profile) {
+  absl::StatusOr<std::shared_ptr<const AttachedSession>> session = profile.status();
+  if (profile.ok()) {
+    session = context_.sessions.Attach(spec, *std::move(profile));
+  }
+  context_.metrics.OnRpc(RpcMethod::kAttach, session.status().code(),
+                         context_.clock.Now() - start_);
+  if (!session.ok()) {
+    LogEvent(LogLevel::kInfo, "attach_refused",
+             {{"client", spec.client_name}, {"pid", spec.pid}, {"status", session.status()}});
+    End(session.status());
+    Release();
+    return;
+  }
+  LogEvent(LogLevel::kInfo, "session_attached",
+           {{"session", (*session)->id.value()},
+            {"client", spec.client_name},
+            {"pid", spec.pid},
+            {"tenant", spec.tenant},
+            {"profile", spec.profile_id.Short()},
+            {"first_head", (*session)->heads.first},
+            {"heads", (*session)->heads.count}});
+  bool is_gone = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_gone = ended_;
+    session_ = *session;
+    to_send_ = std::make_unique<v1::AttachReply>(MakeReply(**session));
+  }
+  if (is_gone) {
+    // End came before there was a session to end.
+    context_.sessions.Detach((*session)->id);
+  } else {
+    request_.Clear();
+    StartRead(&request_);  // For its end, which is the stream's.
+  }
+  Release();
+}
+
+v1::AttachReply AttachStream::MakeReply(const AttachedSession& session) const {
+  v1::AttachReply reply;
+  reply.set_session_id(session.id.value());
+  reply.set_session_secret(session.secret.data(), session.secret.size());
+  reply.set_epoch(context_.epoch);
+  reply.set_lease_ms(
+      static_cast<uint32_t>(absl::ToInt64Milliseconds(context_.store.options().lease)));
+  reply.set_memory_socket(context_.memory_socket);
+  if (context_.ucx != nullptr) {
+    const UcxEndpoint endpoint = context_.ucx->endpoint();
+    reply.mutable_ucx()->set_host(endpoint.host);
+    reply.mutable_ucx()->set_port(endpoint.port);
+    reply.mutable_ucx()->set_version(endpoint.version);
+  }
+  reply.set_daemon_version(context_.version);
+  reply.set_draining(streams_.draining());
+  return reply;
+}
+
+bool AttachStream::Hold() {
+  absl::MutexLock lock(&mutex_);
+  if (!finished_) {
+    ++holds_;
+  }
+  return !finished_;
+}
+
+void AttachStream::Release() {
+  {
+    absl::MutexLock lock(&mutex_);
+    --holds_;
+  }
+  WriteOrFinish();
+}
+
+void AttachStream::NotifyDraining() {
+  absl::MutexLock lock(&mutex_);
+  if (session_ != nullptr && !ended_) {
+    to_send_ = std::make_unique<v1::AttachReply>(MakeReply(*session_));
+  }
+}
+
+void AttachStream::End(const absl::Status& status) {
+  std::shared_ptr<const AttachedSession> session;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!std::exchange(ended_, true)) {
+      status_ = status;
+      session = session_;
+    }
+  }
+  if (session != nullptr) {
+    context_.sessions.Detach(session->id);
+    LogEvent(LogLevel::kInfo, "session_ended",
+             {{"session", session->id.value()},
+              {"client", session->spec.client_name},
+              {"seconds", absl::ToDoubleSeconds(context_.clock.Now() - start_)},
+              {"status", status}});
+  }
+  WriteOrFinish();
+}
+
+void AttachStream::WriteOrFinish() {
+  absl::Status status;
+  bool is_end = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (holds_ > 0 || writing_ || finished_ || (!ended_ && to_send_ == nullptr)) {
+      return;
+    }
+    is_end = ended_;
+    if (is_end) {
+      finished_ = true;
+      status = status_;
+    } else {
+      writing_ = true;
+      sent_ = *to_send_;
+      to_send_.reset();
+    }
+  }
+  if (is_end) {
+    Finish(ToGrpcStatus(status));
+  } else {
+    StartWrite(&sent_);
+  }
+}
+
+}  // namespace crumb

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/rpc/cache_service.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "daemon/log/log.h"
+#include "daemon/rpc/request.h"
+#include "daemon/rpc/unary_call.h"
+#include "proto/base/status_macros.h"
+
+// shared: the header says by whom.
+
+namespace crumb {
+namespace {
+
+void FillPageTable(const std::vector<PageRef>& pages, v1::PageTable& table) {
+  const auto count = static_cast<int>(pages.size());
+  for (auto* column : {table.mutable_int2_chunk(), table.mutable_int2_block(),
+                       table.mutable_bf16_chunk(), table.mutable_bf16_block()}) {
+    column->Reserve(count);
+  }
+  table.mutable_int2_generation()->Reserve(count);
+  table.mutable_bf16_generation()->Reserve(count);
+  for (const PageRef& page : pages) {
+    const BlockRef int2 = page.int2.value_or(BlockRef{});
+    const BlockRef bf16 = page.bf16.value_or(BlockRef{});
+    table.add_int2_chunk(int2.chunk.value());
+    table.add_int2_block(int2.block);
+    table.add_int2_generation(int2.generation.value());
+    table.add_bf16_chunk(bf16.chunk.value());
+    table.add_bf16_block(bf16.block);
+    table.add_bf16_generation(bf16.generation.value());
+  }
+}
+
+}  // namespace
+
+uint32_t CacheService::lease_ms() const {
+  return static_cast<uint32_t>(absl::ToInt64Milliseconds(context_.store.options().lease));
+}
+
+grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachReply>* CacheService::Attach(
+    grpc::CallbackServerContext* /*call*/) {
+  return new AttachStream(context_, streams_);  // Deletes itself when the stream is done.
+}
+
+grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call,
+                                               const v1::LookupRequest* request,
+                                               v1::LookupReply* reply) {
+  return UnaryCall(context_, call, RpcMethod::kLookup).Finish(DoLookup(*request, *reply));
+}
+
+absl::Status CacheService::DoLookup(const v1::LookupRequest& request, v1::LookupReply& reply) {
+  CRUMB_RETURN_IF_ERROR(CheckContextKey(request.context_key()));
+  CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
+  CRUMB_ASSIGN_OR_RETURN(
+      const LookupResult result,
+      context_.store.Lookup(SessionId(request.session_id()), request.context_key(), tokens.ids(),
+                            request.allow_int2_window()));
+  reply.set_matched_tokens(result.length.matched_tokens);
+  reply.set_usable_tokens(result.length.usable_tokens);
+  reply.set_trimmed_tokens(result.length.trimmed_tokens);
+  reply.set_lease_id(result.lease.value());
+  reply.set_lease_ms(lease_ms());
+  FillPageTable(result.pages, *reply.mutable_pages());
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* CacheService::Probe(grpc::CallbackServerContext* call,
+                                              const v1::ProbeRequest* request,
+                                              v1::ProbeReply* reply) {
+  return UnaryCall(context_, call, RpcMethod::kProbe).Finish(DoProbe(*request, *reply));
+}
+
+absl::Status CacheService::DoProbe(const v1::ProbeRequest& request, v1::ProbeReply& reply) {
+  CRUMB_RETURN_IF_ERROR(CheckContextKey(request.context_key()));
+  CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
+  absl::StatusOr<PrefixLength> length;
+  if (request.namespace_id().empty()) {
+    length =
+        context_.store.Probe(SessionId(request.session_id()), request.context_key(), tokens.ids());
+  } else if (request.session_id() != 0) {
+    return absl::InvalidArgumentError(
+        "session_id and namespace_id are both set: a probe is of a session's prefixes or, for "
+        "operators, of a namespace's");
+  } else {
+    CRUMB_ASSIGN_OR_RETURN(const NamespaceId namespace_id,
+                           ParseNamespaceId(request.namespace_id()));
+    length = context_.store.Probe(namespace_id, tokens.ids());
+  }
+  CRUMB_RETURN_IF_ERROR(length.status());
+  reply.set_matched_tokens(length->matched_tokens);
+  reply.set_usable_tokens(length->usable_tokens);
+  reply.set_trimmed_tokens(length->trimmed_tokens);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* CacheService::BeginPublish(grpc::CallbackServerContext* call,
+                                                     const v1::BeginPublishRequest* request,
+                                                     v1::BeginPublishReply* reply) {
+  return UnaryCall(context_, call, RpcMethod::kBeginPublish)
+      .Finish(DoBeginPublish(*request, *reply));
+}
+
+absl::Status CacheService::DoBeginPublish(const v1::BeginPublishRequest& request,
+                                          v1::BeginPublishReply& reply) {
+  CRUMB_RETURN_IF_ERROR(CheckContextKey(request.context_key()));
+  CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
+  if (tokens.ids().size() % kPageTokens != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("tokens has ", tokens.ids().size(),
+                                                   " ids, not a multiple of ", kPageTokens,
+                                                   ": publish whole pages only"));
+  }
+  CRUMB_ASSIGN_OR_RETURN(const PublishPlan plan,
+                         context_.store.BeginPublish(SessionId(request.session_id()),
+                                                     request.context_key(), tokens.ids()));
+  reply.set_publish_id(plan.id.value());
+  for (const PageKey& key : plan.missing) {
+    if (key.encoding == PageEncoding::kInt2) {
+      reply.add_int2_missing(key.page.value());
+    } else {
+      reply.add_bf16_missing(key.page.value());
+    }
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* CacheService::CommitPublish(grpc::CallbackServerContext* call,
+                                                      const v1::CommitPublishRequest* request,
+                                                      v1::CommitPublishReply* reply) {
+  const UnaryCall unary(context_, call, RpcMethod::kCommitPublish);
+  const SessionId session(request->session_id());
+  const PublishId publish(request->publish_id());
+  absl::Status status = StartCommit(
+      *request, [unary, reply, session, publish](const absl::StatusOr<CommitResult>& result) {
+        if (result.ok()) {
+          reply->set_pages_added(result->pages_added);
+          reply->set_pages_present(result->pages_present);
+        } else {
+          LogEvent(LogLevel::kWarning, "publish_failed",
+                   {{"session", session.value()},
+                    {"publish", publish.value()},
+                    {"status", result.status()}});
+        }
+        unary.Finish(result.status());
+      });
+  return status.ok() ? unary.reactor() : unary.Finish(status);
+}
+
+absl::Status CacheService::StartCommit(const v1::CommitPublishRequest& request,
+                                       PublishJob::Done done) {
+  const PublishId publish(request.publish_id());
+  CRUMB_ASSIGN_OR_RETURN(auto session, context_.sessions.Find(SessionId(request.session_id())));
+  CRUMB_ASSIGN_OR_RETURN(std::vector<StagedPage> staged, ParseStaged(request));
+  if (staged.empty()) {
+    // All was there already: no bytes to touch.
+    done(context_.store.CommitPublish(session->id, publish, {}));
+    return absl::OkStatus();
+  }
+  std::shared_ptr<const StagingMemory> memory;
+  switch (request.staging()) {
+    case v1::STAGING_MEMFD: {
+      CRUMB_ASSIGN_OR_RETURN(memory, context_.session_table.Staging(session->id));
+      break;
+    }
+    case v1::STAGING_UCX: {
+      if (context_.ucx == nullptr) {
+        return absl::FailedPreconditionError(
+            "staging is STAGING_UCX, but this daemon does not offer UCX ([ucx] enabled): stage in "
+            "a memfd");
+      }
+      CRUMB_ASSIGN_OR_RETURN(memory, context_.ucx->TakeStaging(session->id, publish));
+      break;
+    }
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("staging is ", static_cast<int>(request.staging()),
+                       ": it must be STAGING_MEMFD (0) or STAGING_UCX (1)"));
+  }
+  CRUMB_ASSIGN_OR_RETURN(
+      std::unique_ptr<PublishJob> job,
+      PublishJob::Create(context_,
+                         {std::move(session), publish, std::move(staged), std::move(memory)},
+                         std::move(done)));
+  return context_.pool.Submit(std::move(job));
+}
+
+grpc::ServerUnaryReactor* CacheService::AbortPublish(grpc::CallbackServerContext* call,
+                                                     const v1::AbortPublishRequest* request,
+                                                     v1::AbortPublishReply* /*reply*/) {
+  const SessionId session(request->session_id());
+  const PublishId publish(request->publish_id());
+  if (context_.ucx != nullptr) {
+    context_.ucx->DropStaging(session, publish);
+  }
+  return UnaryCall(context_, call, RpcMethod::kAbortPublish)
+      .Finish(context_.store.AbortPublish(session, publish));
+}
+
+grpc::ServerUnaryReactor* CacheService::RenewLeases(grpc::CallbackServerContext* call,
+                                                    const v1::RenewLeasesRequest* request,
+                                                    v1::RenewLeasesReply* reply) {
+  return UnaryCall(context_, call, RpcMethod::kRenewLeases).Finish(DoRenewLeases(*request, *reply));
+}
+
+absl::Status CacheService::DoRenewLeases(const v1::RenewLeasesRequest& request,
+                                         v1::RenewLeasesReply& reply) {
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<LeaseId> leases, ParseLeases(request.lease_ids()));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<LeaseId> ended,
+                         context_.store.RenewLeases(SessionId(request.session_id()), leases));
+  reply.set_lease_ms(lease_ms());
+  for (const LeaseId lease : ended) {
+    reply.add_ended_lease_ids(lease.value());
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* CacheService::ReleaseLeases(grpc::CallbackServerContext* call,
+                                                      const v1::ReleaseLeasesRequest* request,
+                                                      v1::ReleaseLeasesReply* /*reply*/) {
+  const UnaryCall unary(context_, call, RpcMethod::kReleaseLeases);
+  const absl::StatusOr<std::vector<LeaseId>> leases = ParseLeases(request->lease_ids());
+  return unary.Finish(leases.ok()
+                          ? context_.store.ReleaseLeases(SessionId(request->session_id()), *leases)
+                          : leases.status());
+}
+
+}  // namespace crumb

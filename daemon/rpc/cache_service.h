@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The service Cache of cache.proto. Thin: parses and checks, calls the store, maps the status. What
+// copies page bytes or runs the codec goes to the demotion pool, which answers the call itself.
+#pragma once
+
+#include "grpcpp/support/server_callback.h"
+
+#include "daemon/rpc/attach_stream.h"
+#include "daemon/rpc/publish_job.h"
+#include "daemon/rpc/rpc_context.h"
+#include "proto/crumb/v1/cache.grpc.pb.h"
+
+namespace crumb {
+
+// Thread-safe.
+class CacheService : public v1::Cache::CallbackService {
+ public:
+  explicit CacheService(RpcContext& context) : context_(context) {}
+
+  // Every session is sent an AttachReply with `draining`.
+  void SetDraining() { streams_.SetDraining(); }
+
+  grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachReply>* Attach(
+      grpc::CallbackServerContext* call) override;
+  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* call,
+                                   const v1::LookupRequest* request,
+                                   v1::LookupReply* reply) override;
+  grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* call,
+                                  const v1::ProbeRequest* request,
+                                  v1::ProbeReply* reply) override;
+  grpc::ServerUnaryReactor* BeginPublish(grpc::CallbackServerContext* call,
+                                         const v1::BeginPublishRequest* request,
+                                         v1::BeginPublishReply* reply) override;
+  grpc::ServerUnaryReactor* CommitPublish(grpc::CallbackServerContext* call,
+                                          const v1::CommitPublishRequest* request,
+                                          v1::CommitPublishReply* reply) override;
+  grpc::ServerUnaryReactor* AbortPublish(grpc::CallbackServerContext* call,
+                                         const v1::AbortPublishRequest* request,
+                                         v1::AbortPublishReply* reply) override;
+  grpc::ServerUnaryReactor* RenewLeases(grpc::CallbackServerContext* call,
+                                        const v1::RenewLeasesRequest* request,
+                                        v1::RenewLeasesReply* reply) override;
+  grpc::ServerUnaryReactor* ReleaseLeases(grpc::CallbackServerContext* call,
+                                          const v1::ReleaseLeasesRequest* request,
+                                          v1::ReleaseLeasesReply* reply) override;
+
+ private:
+  absl::Status DoLookup(const v1::LookupRequest& request, v1::LookupReply& reply);
+  absl::Status DoProbe(const v1::ProbeRequest& request, v1::ProbeReply& reply);
+  absl::Status DoBeginPublish(const v1::BeginPublishRequest& request, v1::BeginPublishReply& reply);
+  absl::Status DoRenewLeases(const v1::RenewLeasesRequest& request, v1::RenewLeasesReply& reply);
+  // Answers from the pool, by `done`, if OK.
+  absl::Status StartCommit(const v1::CommitPublishRequest& request, PublishJob::Done done);
+  uint32_t lease_ms() const;
+
+  RpcContext& context_;
+  AttachStreams streams_;
+};
+
+}  // namespace crumb

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commit of one publish, as the demotion pool runs it: writes the staged pages into the store's
+// blocks, then makes them visible. Holds all that it touches, so the engine may die at any moment.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "daemon/demote/demote_pool.h"
+#include "daemon/demote/page_writer.h"
+#include "daemon/rpc/rpc_context.h"
+#include "daemon/rpc/session_registry.h"
+#include "daemon/store/page_store.h"
+#include "daemon/transfer/staging_memory.h"
+
+namespace crumb {
+
+class PublishJob : public DemoteJob {
+ public:
+  // Called once, unless the pool refuses the job.
+  using Done = std::function<void(const absl::StatusOr<CommitResult>&)>;
+
+  struct Inputs {
+    std::shared_ptr<const AttachedSession> session;  // shared: it may end meanwhile.
+    PublishId publish;
+    std::vector<StagedPage> staged;               // At least one.
+    std::shared_ptr<const StagingMemory> memory;  // shared: the session may give another.
+  };
+
+  // As PageStore::BeginWrite and PlanPages.
+  static absl::StatusOr<std::unique_ptr<PublishJob>> Create(RpcContext& context,
+                                                            Inputs inputs,
+                                                            Done done);
+
+  size_t num_pages() const override { return tasks_.size(); }
+  absl::Status RunPage(size_t index, DemoteScratch& scratch) override;
+  void Finish(absl::Status status) override;
+
+ private:
+  PublishJob(RpcContext& context, Inputs inputs, Done done)
+      : context_(context), inputs_(std::move(inputs)), done_(std::move(done)) {}
+
+  PageOwner owner() const { return {*inputs_.session->profile, inputs_.session->heads}; }
+
+  RpcContext& context_;
+  const Inputs inputs_;
+  const Done done_;
+  WriteGuard guard_;
+  std::vector<PageTask> tasks_;
+  std::vector<std::vector<WrittenBlock>> written_;  // Of each task.
+};
+
+}  // namespace crumb

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/rpc/request.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+#include "proto/base/status_macros.h"
+#include "proto/page/page_format.h"
+
+namespace crumb {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tokens travel little-endian");
+
+// Text of a client as messages may show it.
+std::string Shown(std::string_view text) {
+  constexpr size_t kShownBytes = 40;
+  const absl::string_view head(text.data(), std::min(text.size(), kShownBytes));
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(head),
+                      text.size() > kShownBytes ? "\"..." : "\"");
+}
+
+absl::Status TooLong(absl::string_view field, size_t bytes, size_t limit) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " has ", bytes, " bytes, at most ", limit, " are allowed: shorten it"));
+}
+
+bool IsTenantCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
+}
+
+template <typename Id>
+absl::StatusOr<Id> ParseDigest(absl::string_view field, std::string_view bytes) {
+  if (bytes.size() != Digest::kBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " has ", bytes.size(), " bytes: it is a SHA-256, of ", Digest::kBytes, " bytes"));
+  }
+  Id id;
+  std::memcpy(id.bytes.data(), bytes.data(), Digest::kBytes);
+  return id;
+}
+
+absl::StatusOr<StagedEncoding> ParseEncoding(const v1::StagedPage& staged) {
+  switch (staged.encoding()) {
+    case v1::ENCODING_INT2:
+      return StagedEncoding::kInt2;
+    case v1::ENCODING_BF16:
+      return StagedEncoding::kBf16;
+    case v1::ENCODING_BF16_PLAIN:
+      return StagedEncoding::kBf16Plain;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "staged page ", staged.page_idx(), " has encoding ", static_cast<int>(staged.encoding()),
+          ": it must be ENCODING_INT2 (1), ENCODING_BF16 (2) or ENCODING_BF16_PLAIN (3)"));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<TokenList> TokenList::ParseOrEmpty(const std::string& packed) {
+  if (packed.size() % sizeof(uint32_t) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens has ", packed.size(),
+                     " bytes, not a multiple of 4: pack each id as a little-endian uint32"));
+  }
+  const size_t count = packed.size() / sizeof(uint32_t);
+  if (count > kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("tokens has ", count, " ids, at most ",
+                                                   kMaxTokens,
+                                                   " are allowed: send a shorter "
+                                                   "prefix"));
+  }
+  TokenList list;
+  if (reinterpret_cast<uintptr_t>(packed.data()) % alignof(uint32_t) == 0) {
+    list.ids_ = std::span(reinterpret_cast<const uint32_t*>(packed.data()), count);
+  } else {
+    list.storage_.resize(count);
+    std::memcpy(list.storage_.data(), packed.data(), packed.size());
+    list.ids_ = list.storage_;
+  }
+  // One pass without branches finds whether there is a bad id, a second which.
+  uint32_t all_bits = 0;
+  for (const uint32_t id : list.ids_) {
+    all_bits |= id;
+  }
+  if (all_bits > kMaxTokenId) {
+    const auto bad = std::find_if(list.ids_.begin(), list.ids_.end(),
+                                  [](uint32_t id) { return id > kMaxTokenId; });
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokens[", bad - list.ids_.begin(), "] is ", *bad, ", beyond any vocabulary (at most ",
+        kMaxTokenId, "): send ids as the model's tokenizer gives them"));
+  }
+  return list;
+}
+
+absl::StatusOr<TokenList> TokenList::Parse(const std::string& packed) {
+  if (packed.empty()) {
+    return absl::InvalidArgumentError("tokens is empty: send the ids of the prompt, one at least");
+  }
+  return ParseOrEmpty(packed);
+}
+
+absl::StatusOr<AttachSpec> ParseAttach(const v1::AttachRequest& request) {
+  AttachSpec spec;
+  spec.client_name = request.client_name();
+  spec.pid = request.pid();
+  spec.tenant = request.tenant().empty() ? "default" : request.tenant();
+  if (spec.client_name.empty()) {
+    return absl::InvalidArgumentError(
+        "client_name is empty: name the engine, it is shown to operators");
+  }
+  if (spec.client_name.size() > kMaxNameBytes) {
+    return TooLong("client_name", spec.client_name.size(), kMaxNameBytes);
+  }
+  if (spec.tenant.size() > kMaxNameBytes) {
+    return TooLong("tenant", spec.tenant.size(), kMaxNameBytes);
+  }
+  if (!std::all_of(spec.tenant.begin(), spec.tenant.end(), IsTenantCharacter)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tenant ", Shown(spec.tenant), " may have only the characters A-Z a-z 0-9 _ . -"));
+  }
+  if (request.library_version().size() > kMaxNameBytes) {
+    return TooLong("library_version", request.library_version().size(), kMaxNameBytes);
+  }
+  if (request.profile_file().size() > kMaxProfileFileBytes) {
+    return TooLong("profile_file", request.profile_file().size(), kMaxProfileFileBytes);
+  }
+  CRUMB_ASSIGN_OR_RETURN(spec.profile_id,
+                         ParseDigest<ProfileId>("profile_id", request.profile_id()));
+  if (request.has_heads()) {
+    spec.heads = {request.heads().first(), request.heads().count()};
+    if (spec.heads.count == 0) {
+      return absl::InvalidArgumentError(
+          "heads.count is 0: leave heads unset for all KV heads, or give the rank's");
+    }
+  }
+  return spec;
+}
+
+absl::Status CheckContextKey(std::string_view context_key) {
+  if (context_key.size() > kMaxContextKeyBytes) {
+    return TooLong("context_key", context_key.size(), kMaxContextKeyBytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NamespaceId> ParseNamespaceId(std::string_view bytes) {
+  return ParseDigest<NamespaceId>("namespace_id", bytes);
+}
+
+absl::StatusOr<std::vector<LeaseId>> ParseLeases(
+    const google::protobuf::RepeatedField<uint64_t>& lease_ids) {
+  const auto count = static_cast<size_t>(lease_ids.size());
+  if (count > kMaxLeasesPerRequest) {
+    return absl::InvalidArgumentError(absl::StrCat("lease_ids has ", count, " ids, at most ",
+                                                   kMaxLeasesPerRequest,
+                                                   " are allowed: send several requests"));
+  }
+  std::vector<LeaseId> leases;
+  leases.reserve(count);
+  for (const uint64_t id : lease_ids) {
+    leases.emplace_back(id);
+  }
+  return leases;
+}
+
+absl::StatusOr<std::vector<StagedPage>> ParseStaged(const v1::CommitPublishRequest& request) {
+  // INT2 and BF16 of each page.
+  constexpr size_t kMaxStaged = 2 * kMaxTokens / kPageTokens;
+  const auto count = static_cast<size_t>(request.staged_size());
+  if (count > kMaxStaged) {
+    return absl::InvalidArgumentError(absl::StrCat("staged has ", count, " pages, at most ",
+                                                   kMaxStaged,
+                                                   " are allowed: publish a shorter "
+                                                   "prefix first"));
+  }
+  std::vector<StagedPage> pages;
+  pages.reserve(count);
+  for (const v1::StagedPage& staged : request.staged()) {
+    CRUMB_ASSIGN_OR_RETURN(const StagedEncoding encoding, ParseEncoding(staged));
+    pages.push_back({PageIdx(staged.page_idx()),
+                     encoding,
+                     staged.staging_offset(),
+                     {staged.head_crc32c().begin(), staged.head_crc32c().end()}});
+  }
+  return pages;
+}
+
+}  // namespace crumb
