@@ -9,7 +9,7 @@ CTEST_FLAGS ?=
 BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz clean
+.PHONY: help setup build model demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -21,7 +21,11 @@ build: setup ## Build everything (PRESET=release|dev|asan|tsan|tsa|fuzz)
 	@cmake --preset $(PRESET)
 	@cmake --build --preset $(PRESET) -j $(JOBS)
 
+model: ## Download the model of the demo and of some tests into build/models (92 MB)
+	@deploy/fetch-model.sh
+
 test: build ## Build, then run the unit, model and end-to-end tests
+	@deploy/fetch-model.sh || echo "Going on without the model: tests that need it are skipped."
 	@ctest --preset $(PRESET) -j $(JOBS) $(CTEST_FLAGS)
 
 asan: ## Run the tests under the address and undefined-behaviour sanitizers

@@ -21,6 +21,7 @@ std::vector<float> IdentityRotations(uint32_t num_layers, uint32_t dim) {
 
 }  // namespace
 
+// shared: as Profile::Parse returns it.
 absl::StatusOr<std::shared_ptr<const Profile>> IdentityProfile(const Geometry& geometry) {
   ProfileParts parts;
   parts.model = "identity";

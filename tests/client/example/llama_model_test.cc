@@ -18,8 +18,9 @@
 namespace crumb::example {
 namespace {
 
-// Logits here are from -10 to 25; see the check for why these.
-constexpr double kBf16Tolerance = 0.02;
+// Logits here reach 28, and a row that rounds the other way to bfloat16 moves them by up to 0.03,
+// as chunks of another size do.
+constexpr double kBf16Tolerance = 0.05;
 constexpr double kFloatTolerance = 0.3;
 
 // One model for all tests: half a gigabyte of floats.
