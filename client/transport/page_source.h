@@ -112,6 +112,9 @@ class PageTransport {
   virtual absl::Status SendPages(PublishId publish,
                                  std::span<const OutgoingPage> pages,
                                  absl::Time deadline) = 0;
+
+  // Called now and then by the session: gives up memory that has been idle.
+  virtual void Maintain() {}
 };
 
 // The UCX data plane of a session, connected: defined in ucx_transport.cc. UNAVAILABLE when the

@@ -79,6 +79,7 @@ struct ClientState {
   uint64_t session_id = 0;
   uint64_t num_attaches = 0;
   DataPlane data_plane = DataPlane::kAuto;  // In use; kAuto while not attached.
+  std::string data_plane_note;              // Why it is not the map; empty where it is.
   bool draining = false;
   absl::Status last_error;  // Why it is not attached, or was not.
 };
@@ -102,7 +103,7 @@ class Client {
   // Publishes the first tokens.size() tokens of the sequence, a multiple of the page size and
   // within its length. Pages still held in BF16 go as such and are demoted by the daemon; the
   // sequence must not change meanwhile. RESOURCE_EXHAUSTED: no room, go on without. Nothing is
-  // visible unless OK.
+  // visible unless OK; only of a prefix with more than 256 MiB to hand over, a shorter one may be.
   virtual absl::StatusOr<PublishResult> Publish(const Sequence& sequence,
                                                 std::span<const uint32_t> tokens,
                                                 const PublishOptions& options) = 0;

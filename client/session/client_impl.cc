@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/client_impl.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/session/prefix.h"
+#include "client/session/publisher.h"
+#include "proto/base/status_macros.h"
+#include "proto/page/namespace_id.h"
+
+namespace crumb {
+namespace {
+
+constexpr absl::Duration kBackoffMin = absl::Milliseconds(50);
+// To open a data plane once the session is there; also bounds how long one can stay unused.
+constexpr absl::Duration kDataPlaneTimeout = absl::Seconds(5);
+// Of a lease, after which it is renewed: two more attempts fit before it is over.
+constexpr int kRenewalsPerLease = 3;
+
+constexpr size_t kMaxTokens = size_t{1} << 20;  // LookupRequest.tokens.
+
+// Trying again with the same options cannot mend these.
+bool IsPermanent(absl::StatusCode code) {
+  return code == absl::StatusCode::kInvalidArgument ||
+         code == absl::StatusCode::kFailedPrecondition ||
+         code == absl::StatusCode::kPermissionDenied || code == absl::StatusCode::kUnimplemented;
+}
+
+absl::Status CheckTokens(std::span<const uint32_t> tokens) {
+  if (tokens.size() <= kMaxTokens) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a prompt of ", tokens.size(), " tokens; at most ",
+                                                 kMaxTokens,
+                                                 ": look up, or publish, its first part"));
+}
+
+// A pull costs by the byte. Where a page's BF16 rows are wanted, its INT2 rows can be made of them.
+std::vector<PagePlaces> PlacesToPull(std::vector<PagePlaces> pages) {
+  for (PagePlaces& page : pages) {
+    if (page.bf16.present()) {
+      page.int2 = {};
+    }
+  }
+  return pages;
+}
+
+}  // namespace
+
+ClientImpl::ClientImpl(ClientOptions options, const Clock& clock)
+    : options_(std::move(options)), clock_(clock) {
+  state_.last_error =
+      absl::UnavailableError(absl::StrCat("crumbd ", options_.address, " has not answered yet"));
+  attach_thread_ = std::thread([this] { AttachMain(); });
+  lease_thread_ = std::thread([this] { LeaseMain(); });
+}
+
+ClientImpl::~ClientImpl() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    if (control_ != nullptr) {
+      control_->Cancel();
+    }
+    if (session_ != nullptr) {
+      session_->End(absl::CancelledError("the client was destroyed"));
+    }
+  }
+  attach_thread_.join();
+  lease_thread_.join();
+}
+
+absl::Status ClientImpl::WaitAttached(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  const auto is_decided = [this] {
+    mutex_.AssertReaderHeld();
+    return state_.attached || IsPermanent(state_.last_error.code());
+  };
+  mutex_.AwaitWithTimeout(absl::Condition(&is_decided), timeout);
+  return state_.attached ? absl::OkStatus() : state_.last_error;
+}
+
+ClientState ClientImpl::state() const {
+  absl::MutexLock lock(&mutex_);
+  return state_;
+}
+
+void ClientImpl::AttachMain() {
+  absl::Duration backoff = kBackoffMin;
+  for (;;) {
+    const absl::Time began = clock_.Now();
+    const absl::Status reason = RunSession();
+    {
+      absl::MutexLock lock(&mutex_);
+      state_.attached = false;
+      state_.data_plane = DataPlane::kAuto;
+      state_.draining = false;
+      state_.session_id = 0;
+      state_.last_error = reason;
+      control_ = nullptr;
+      if (session_ != nullptr) {
+        session_->End(reason);
+        last_session_ = std::exchange(session_, nullptr);
+      }
+      if (stopping_) {
+        return;
+      }
+    }
+    // One that lasted ended for another reason than the last attempts failed.
+    if (clock_.Now() - began > options_.reconnect_backoff_max) {
+      backoff = kBackoffMin;
+    }
+    Pause(backoff);
+    backoff = std::min(2 * backoff, options_.reconnect_backoff_max);
+  }
+}
+
+void ClientImpl::Pause(absl::Duration backoff) {
+  // Spread, so that the engines of a node do not all come back in the same moment.
+  static thread_local std::minstd_rand random(std::random_device{}());
+  const double factor = std::uniform_real_distribution<double>(0.5, 1.0)(random);
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(&stopping_), factor * backoff);
+}
+
+absl::Status ClientImpl::RunSession() {
+  // shared: with calls that are under way when the session ends.
+  const std::shared_ptr<ControlPlane> control = ControlPlane::Create(options_.address);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) {
+      return absl::CancelledError("the client is being destroyed");
+    }
+    control_ = control;
+  }
+  CRUMB_ASSIGN_OR_RETURN(AttachedSession attached,
+                         control->Attach({.client_name = options_.client_name,
+                                          .tenant = options_.tenant,
+                                          .profile = options_.profile,
+                                          .heads = options_.heads}));
+  CRUMB_ASSIGN_OR_RETURN(DataPlanes planes, OpenDataPlanes(attached.info));
+  const bool draining = attached.draining;
+  auto session = std::make_shared<Session>(control, std::move(attached), std::move(planes), clock_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (last_session_ != nullptr) {
+      last_session_->SetNextEpoch(session->info().epoch);
+      last_session_ = nullptr;
+    }
+    session_ = session;
+    state_.attached = true;
+    state_.epoch = session->info().epoch;
+    state_.session_id = session->info().id.value();
+    ++state_.num_attaches;
+    state_.data_plane = session->planes().in_use;
+    state_.data_plane_note = session->planes().note;
+    state_.draining = draining;
+    state_.last_error = absl::OkStatus();
+  }
+  for (;;) {
+    CRUMB_RETURN_IF_ERROR(control->WaitForNews());
+    absl::MutexLock lock(&mutex_);
+    state_.draining = true;
+  }
+}
+
+absl::StatusOr<DataPlanes> ClientImpl::OpenDataPlanes(const SessionInfo& info) {
+  const absl::Time deadline = clock_.Now() + kDataPlaneTimeout;
+  DataPlanes planes;
+  if (options_.data_plane != DataPlane::kUcx) {
+    auto map = MapTransport::Connect({.verify_pages = options_.verify_mapped_pages}, info, deadline,
+                                     clock_);
+    if (map.ok()) {
+      planes.in_use = DataPlane::kMap;
+      planes.map = *std::move(map);
+      return planes;
+    }
+    if (options_.data_plane == DataPlane::kMap) {
+      return map.status();
+    }
+    planes.note = absl::StrCat("no memory map: ", map.status().message());
+  }
+  auto ucx = ConnectUcx(info, deadline);
+  if (!ucx.ok()) {
+    return planes.note.empty()
+               ? ucx.status()
+               : absl::Status(ucx.status().code(),
+                              absl::StrCat(planes.note, "; no UCX: ", ucx.status().message()));
+  }
+  planes.in_use = DataPlane::kUcx;
+  planes.ucx = *std::move(ucx);
+  return planes;
+}
+
+void ClientImpl::LeaseMain() {
+  for (;;) {
+    std::shared_ptr<Session> session;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto has_session = [this] {
+        mutex_.AssertReaderHeld();
+        return stopping_ || session_ != nullptr;
+      };
+      mutex_.Await(absl::Condition(&has_session));
+      if (stopping_) {
+        return;
+      }
+      session = session_;
+    }
+    KeepLeases(session.get());
+  }
+}
+
+void ClientImpl::KeepLeases(Session* session) {
+  const absl::Duration interval = session->lease_time() / kRenewalsPerLease;
+  absl::Time next_renewal = clock_.Now() + interval;
+  while (session->status().ok()) {
+    const Session::Work work = session->WaitForWork(next_renewal);
+    if (!session->status().ok()) {
+      return;
+    }
+    const absl::Time now = clock_.Now();
+    if (!work.release.empty()) {
+      // Lost releases cost the daemon a lease time of memory, no more.
+      session->control()
+          .ReleaseLeases(session->info().id, work.release, now + interval)
+          .IgnoreError();
+    }
+    if (now < next_renewal) {
+      continue;
+    }
+    next_renewal = now + interval;
+    session->planes().transport()->Maintain();
+    if (!work.renew.empty()) {
+      const auto renewed =
+          session->control().RenewLeases(session->info().id, work.renew, now + interval);
+      if (renewed.ok()) {
+        session->Renewed(work.renew, *renewed, now);
+      }
+    }
+  }
+}
+
+absl::StatusOr<std::shared_ptr<Session>> ClientImpl::Current() const {
+  absl::MutexLock lock(&mutex_);
+  if (session_ != nullptr) {
+    return session_;
+  }
+  return absl::UnavailableError(absl::StrCat("not attached to crumbd ", options_.address,
+                                             ", and trying again: ", state_.last_error.message()));
+}
+
+absl::StatusOr<std::shared_ptr<PrefixHandle>> ClientImpl::Lookup(std::span<const uint32_t> tokens,
+                                                                 const LookupOptions& options) {
+  CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
+  CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<Session> session, Current());
+  if (tokens.empty()) {
+    return std::make_shared<Prefix>(std::move(session), FoundPrefix{}, nullptr);
+  }
+  const absl::Time sent_at = clock_.Now();
+  CRUMB_ASSIGN_OR_RETURN(const FoundPrefix found,
+                         session->control().Lookup({.session = session->info().id,
+                                                    .context_key = options.context_key,
+                                                    .tokens = tokens,
+                                                    .allow_int2_window = options.allow_int2_window},
+                                                   sent_at + options.timeout));
+  if (found.lease == LeaseId()) {
+    return std::make_shared<Prefix>(std::move(session), found, nullptr);
+  }
+  session->AddLease(found.lease, sent_at + found.lease_for);
+  auto source = OpenSource(*session, found, options, sent_at);
+  if (!source.ok()) {
+    session->ReleaseLease(found.lease);
+    return source.status();
+  }
+  return std::make_shared<Prefix>(std::move(session), found, *std::move(source));
+}
+
+absl::StatusOr<std::unique_ptr<PageSource>> ClientImpl::OpenSource(const Session& session,
+                                                                   const FoundPrefix& found,
+                                                                   const LookupOptions& options,
+                                                                   absl::Time sent_at) {
+  const bool pull = session.planes().map == nullptr;
+  const LeasedPrefix prefix{.lease = found.lease,
+                            .namespace_id = ComputeNamespaceId(
+                                options_.tenant, session.info().profile->id(), options.context_key),
+                            .pages = pull ? PlacesToPull(found.pages) : found.pages};
+  return session.planes().transport()->Open(
+      prefix, sent_at + (pull ? options.pull_timeout : options.timeout));
+}
+
+absl::StatusOr<PublishResult> ClientImpl::Publish(const Sequence& sequence,
+                                                  std::span<const uint32_t> tokens,
+                                                  const PublishOptions& options) {
+  CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
+  if (tokens.empty() || tokens.size() % kPageTokens != 0 || tokens.size() > sequence.length()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "publish of ", tokens.size(), " tokens; it must be a multiple of ", kPageTokens,
+        ", at least one page, and within the sequence's ", sequence.length(), " tokens"));
+  }
+  if (sequence.profile().id() != options_.profile->id() || sequence.heads() != options_.heads) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the sequence is of profile ", sequence.profile().id().Short(), " and KV heads ",
+        sequence.heads().first, " + ", sequence.heads().count, ", the client of profile ",
+        options_.profile->id().Short(), " and KV heads ", options_.heads.first, " + ",
+        options_.heads.count, "; make both with the same"));
+  }
+  const absl::Time deadline = clock_.Now() + options.timeout;
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, Current());
+  return Publisher({}, session, sequence, clock_).Run(options.context_key, tokens, deadline);
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
+  const auto refuse = [](const char* option, const std::string& problem) {
+    return absl::InvalidArgumentError(absl::StrCat("ClientOptions::", option, " ", problem));
+  };
+  if (options.profile == nullptr) {
+    return refuse("profile", "is null; load the model's profile first");
+  }
+  if (options.address.empty()) {
+    return refuse("address", "is empty; it must be unix:/path or host:port");
+  }
+  if (options.client_name.empty() || options.client_name.size() > 128) {
+    return refuse("client_name", absl::StrCat("has ", options.client_name.size(),
+                                              " bytes; it must have 1 to 128"));
+  }
+  const uint32_t model_heads = options.profile->geometry().num_kv_heads;
+  options.heads = options.heads.Resolve(model_heads);
+  if (!options.heads.IsWithin(model_heads)) {
+    return refuse("heads", absl::StrCat("is [", options.heads.first, ", ", options.heads.first,
+                                        " + ", options.heads.count, "); the profile has ",
+                                        model_heads, " KV heads"));
+  }
+  if (options.tenant.empty()) {
+    options.tenant = "default";
+  }
+  if (options.reconnect_backoff_max <= absl::ZeroDuration()) {
+    return refuse("reconnect_backoff_max", "must be positive");
+  }
+  return std::make_unique<ClientImpl>(std::move(options), Clock::System());
+}
+
+}  // namespace crumb

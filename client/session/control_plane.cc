@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/control_plane.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+#include "proto/base/clock.h"
+#include "proto/base/status_macros.h"
+#include "proto/crumb/v1/cache.grpc.pb.h"
+
+namespace crumb {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tokens travel as they lie in memory");
+
+constexpr char kLibraryVersion[] = "0.1.0";
+// A page table of a prompt of 1,048,576 tokens has some 700 KB.
+constexpr int kMaxReplyBytes = 16 << 20;
+
+std::string PackTokens(std::span<const uint32_t> tokens) {
+  return std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes());
+}
+
+std::string PackDigest(const Digest& digest) {
+  return std::string(reinterpret_cast<const char*>(digest.bytes.data()), Digest::kBytes);
+}
+
+v1::Encoding WireEncoding(PageEncoding encoding) {
+  return encoding == PageEncoding::kInt2 ? v1::ENCODING_INT2 : v1::ENCODING_BF16;
+}
+
+// shared: gRPC's way of handing out channels.
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  // A channel of its own for each attempt to attach: no back-off of earlier ones stands in the way.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, size_t num_pages) {
+  const auto complete = [&](const auto& list) {
+    return static_cast<size_t>(list.size()) == num_pages;
+  };
+  if (!complete(table.int2_chunk()) || !complete(table.int2_block()) ||
+      !complete(table.int2_generation()) || !complete(table.bf16_chunk()) ||
+      !complete(table.bf16_block()) || !complete(table.bf16_generation())) {
+    return absl::InternalError(
+        absl::StrCat("crumbd answered a lookup of ", num_pages,
+                     " pages with a page table of another length; use the library and the daemon "
+                     "of one release"));
+  }
+  std::vector<PagePlaces> pages(num_pages);
+  for (int i = 0; i < static_cast<int>(num_pages); ++i) {
+    pages[static_cast<size_t>(i)] = {.int2 = {ChunkId(table.int2_chunk(i)), table.int2_block(i),
+                                              Generation(table.int2_generation(i))},
+                                     .bf16 = {ChunkId(table.bf16_chunk(i)), table.bf16_block(i),
+                                              Generation(table.bf16_generation(i))}};
+  }
+  return pages;
+}
+
+class GrpcControlPlane : public ControlPlane {
+ public:
+  explicit GrpcControlPlane(const std::string& address)
+      : address_(address), stub_(v1::Cache::NewStub(NewChannel(address))) {}
+
+  ~GrpcControlPlane() override {
+    Cancel();
+    FinishStream().IgnoreError();  // That it was cancelled.
+  }
+
+  absl::StatusOr<AttachedSession> Attach(const AttachParams& params) override;
+  absl::Status WaitForNews() override;
+  void Cancel() override;
+  absl::StatusOr<FoundPrefix> Lookup(const LookupParams& params, absl::Time deadline) override;
+  absl::StatusOr<MissingPages> BeginPublish(SessionId session,
+                                            const std::string& context_key,
+                                            std::span<const uint32_t> tokens,
+                                            absl::Time deadline) override;
+  absl::StatusOr<CommitCounts> CommitPublish(const CommitParams& params,
+                                             absl::Time deadline) override;
+  absl::Status AbortPublish(SessionId session, PublishId publish, absl::Time deadline) override;
+  absl::StatusOr<RenewedLeases> RenewLeases(SessionId session,
+                                            std::span<const LeaseId> leases,
+                                            absl::Time deadline) override;
+  absl::Status ReleaseLeases(SessionId session,
+                             std::span<const LeaseId> leases,
+                             absl::Time deadline) override;
+
+ private:
+  template <typename Request, typename Reply>
+  using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
+
+  absl::Status ToStatus(const char* call, const grpc::Status& status) const;
+  // False once cancelled.
+  bool Register(grpc::ClientContext* context);
+  void Unregister(grpc::ClientContext* context);
+  template <typename Request, typename Reply>
+  absl::Status Call(const char* name,
+                    Method<Request, Reply> method,
+                    const Request& request,
+                    absl::Time deadline,
+                    Reply* reply);
+  absl::Status OpenStream(const v1::AttachRequest& request, v1::AttachReply* reply);
+  absl::Status FinishStream();
+  absl::StatusOr<AttachedSession> Unpack(const v1::AttachReply& reply,
+                                         const AttachParams& params) const;
+
+  const std::string address_;
+  const std::unique_ptr<v1::Cache::Stub> stub_;
+
+  // Of the thread that attaches and waits for news.
+  std::unique_ptr<grpc::ClientContext> stream_context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachReply>> stream_;
+
+  absl::Mutex mutex_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);  // Calls under way.
+};
+
+absl::Status GrpcControlPlane::ToStatus(const char* call, const grpc::Status& status) const {
+  if (status.ok()) {
+    return absl::OkStatus();
+  }
+  // The codes of both have the same numbers.
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      absl::StrCat(call, " at crumbd ", address_, ": ", status.error_message()));
+}
+
+bool GrpcControlPlane::Register(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  if (!cancelled_) {
+    contexts_.insert(context);
+  }
+  return !cancelled_;
+}
+
+void GrpcControlPlane::Unregister(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  contexts_.erase(context);
+}
+
+void GrpcControlPlane::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  cancelled_ = true;
+  for (grpc::ClientContext* context : contexts_) {
+    context->TryCancel();  // Only starts it: does not wait, and calls no one back.
+  }
+}
+
+template <typename Request, typename Reply>
+absl::Status GrpcControlPlane::Call(const char* name,
+                                    Method<Request, Reply> method,
+                                    const Request& request,
+                                    absl::Time deadline,
+                                    Reply* reply) {
+  const absl::Duration timeout = deadline - Clock::System().Now();
+  grpc::ClientContext context;
+  context.set_deadline(
+      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                   gpr_time_from_micros(std::max<int64_t>(0, absl::ToInt64Microseconds(timeout)),
+                                        GPR_TIMESPAN)));
+  if (!Register(&context)) {
+    return absl::CancelledError(absl::StrCat(name, ": this client is shutting down"));
+  }
+  const grpc::Status status = (stub_.get()->*method)(&context, request, reply);
+  Unregister(&context);
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(name, ": crumbd ", address_, " did not answer within ",
+                     absl::FormatDuration(timeout), "; is it stopped or overloaded?"));
+  }
+  return ToStatus(name, status);
+}
+
+absl::Status GrpcControlPlane::OpenStream(const v1::AttachRequest& request,
+                                          v1::AttachReply* reply) {
+  stream_context_ = std::make_unique<grpc::ClientContext>();
+  if (!Register(stream_context_.get())) {
+    return absl::CancelledError("Attach: this client is shutting down");
+  }
+  stream_ = stub_->Attach(stream_context_.get());
+  if (stream_->Write(request) && stream_->Read(reply)) {
+    return absl::OkStatus();
+  }
+  return FinishStream();
+}
+
+absl::Status GrpcControlPlane::FinishStream() {
+  if (stream_ == nullptr) {
+    return absl::OkStatus();
+  }
+  const grpc::Status status = stream_->Finish();
+  stream_ = nullptr;
+  Unregister(stream_context_.get());
+  if (status.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("crumbd ", address_, " ended the session; it is going away"));
+  }
+  return ToStatus("Attach", status);
+}
+
+absl::StatusOr<AttachedSession> GrpcControlPlane::Attach(const AttachParams& params) {
+  v1::AttachRequest request;
+  request.set_client_name(params.client_name);
+  request.set_pid(static_cast<uint32_t>(::getpid()));
+  request.set_tenant(params.tenant);
+  request.set_profile_id(PackDigest(params.profile->id()));
+  request.mutable_heads()->set_first(params.heads.first);
+  request.mutable_heads()->set_count(params.heads.count);
+  request.set_library_version(kLibraryVersion);
+  v1::AttachReply reply;
+  absl::Status status = OpenStream(request, &reply);
+  if (status.code() == absl::StatusCode::kNotFound) {  // The profile is new to the daemon.
+    const std::span<const std::byte> file = params.profile->file();
+    request.set_profile_file(file.data(), file.size());
+    status = OpenStream(request, &reply);
+  }
+  CRUMB_RETURN_IF_ERROR(status);
+  return Unpack(reply, params);
+}
+
+absl::StatusOr<AttachedSession> GrpcControlPlane::Unpack(const v1::AttachReply& reply,
+                                                         const AttachParams& params) const {
+  if (reply.session_secret().size() != kSessionSecretBytes || reply.session_id() == 0 ||
+      reply.lease_ms() == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("crumbd ", address_, " (version ", reply.daemon_version(),
+                     ") answered Attach without a session, a secret or a lease time; use the "
+                     "library and the daemon of one release"));
+  }
+  AttachedSession session{.info = {},
+                          .lease = absl::Milliseconds(reply.lease_ms()),
+                          .daemon_version = reply.daemon_version(),
+                          .draining = reply.draining()};
+  session.info.id = SessionId(reply.session_id());
+  std::copy_n(reply.session_secret().begin(), kSessionSecretBytes, session.info.secret.begin());
+  session.info.epoch = reply.epoch();
+  session.info.memory_socket = reply.memory_socket();
+  session.info.ucx_host = reply.ucx().host();
+  session.info.ucx_port = reply.ucx().port();
+  session.info.ucx_version = reply.ucx().version();
+  session.info.profile = params.profile;
+  session.info.heads = params.heads;
+  return session;
+}
+
+absl::Status GrpcControlPlane::WaitForNews() {
+  v1::AttachReply reply;
+  while (stream_ != nullptr && stream_->Read(&reply)) {
+    if (reply.draining()) {
+      return absl::OkStatus();
+    }
+  }
+  return FinishStream();
+}
+
+absl::StatusOr<FoundPrefix> GrpcControlPlane::Lookup(const LookupParams& params,
+                                                     absl::Time deadline) {
+  v1::LookupRequest request;
+  request.set_session_id(params.session.value());
+  request.set_context_key(params.context_key);
+  request.set_tokens(PackTokens(params.tokens));
+  request.set_allow_int2_window(params.allow_int2_window);
+  v1::LookupReply reply;
+  CRUMB_RETURN_IF_ERROR(Call("Lookup", &v1::Cache::Stub::Lookup, request, deadline, &reply));
+  FoundPrefix found{.matched_tokens = reply.matched_tokens(),
+                    .usable_tokens = reply.usable_tokens(),
+                    .trimmed_tokens = reply.trimmed_tokens(),
+                    .lease = LeaseId(reply.lease_id()),
+                    .lease_for = absl::Milliseconds(reply.lease_ms()),
+                    .pages = {}};
+  CRUMB_ASSIGN_OR_RETURN(found.pages,
+                         UnpackPages(reply.pages(), reply.usable_tokens() / kPageTokens));
+  return found;
+}
+
+absl::StatusOr<MissingPages> GrpcControlPlane::BeginPublish(SessionId session,
+                                                            const std::string& context_key,
+                                                            std::span<const uint32_t> tokens,
+                                                            absl::Time deadline) {
+  v1::BeginPublishRequest request;
+  request.set_session_id(session.value());
+  request.set_context_key(context_key);
+  request.set_tokens(PackTokens(tokens));
+  v1::BeginPublishReply reply;
+  CRUMB_RETURN_IF_ERROR(
+      Call("BeginPublish", &v1::Cache::Stub::BeginPublish, request, deadline, &reply));
+  MissingPages missing{.publish = PublishId(reply.publish_id()), .int2 = {}, .bf16 = {}};
+  for (const uint32_t page : reply.int2_missing()) {
+    missing.int2.emplace_back(page);
+  }
+  for (const uint32_t page : reply.bf16_missing()) {
+    missing.bf16.emplace_back(page);
+  }
+  return missing;
+}
+
+absl::StatusOr<CommitCounts> GrpcControlPlane::CommitPublish(const CommitParams& params,
+                                                             absl::Time deadline) {
+  v1::CommitPublishRequest request;
+  request.set_session_id(params.session.value());
+  request.set_publish_id(params.publish.value());
+  request.set_staging(params.over_ucx ? v1::STAGING_UCX : v1::STAGING_MEMFD);
+  for (const StagedImage& image : params.staged) {
+    v1::StagedPage* page = request.add_staged();
+    page->set_page_idx(image.page.value());
+    page->set_encoding(WireEncoding(image.encoding));
+    page->set_staging_offset(image.offset);
+    page->mutable_head_crc32c()->Add(image.head_crc32c.begin(), image.head_crc32c.end());
+  }
+  v1::CommitPublishReply reply;
+  CRUMB_RETURN_IF_ERROR(
+      Call("CommitPublish", &v1::Cache::Stub::CommitPublish, request, deadline, &reply));
+  return CommitCounts{reply.pages_added(), reply.pages_present()};
+}
+
+absl::Status GrpcControlPlane::AbortPublish(SessionId session,
+                                            PublishId publish,
+                                            absl::Time deadline) {
+  v1::AbortPublishRequest request;
+  request.set_session_id(session.value());
+  request.set_publish_id(publish.value());
+  v1::AbortPublishReply reply;
+  return Call("AbortPublish", &v1::Cache::Stub::AbortPublish, request, deadline, &reply);
+}
+
+absl::StatusOr<RenewedLeases> GrpcControlPlane::RenewLeases(SessionId session,
+                                                            std::span<const LeaseId> leases,
+                                                            absl::Time deadline) {
+  v1::RenewLeasesRequest request;
+  request.set_session_id(session.value());
+  for (const LeaseId lease : leases) {
+    request.add_lease_ids(lease.value());
+  }
+  v1::RenewLeasesReply reply;
+  CRUMB_RETURN_IF_ERROR(
+      Call("RenewLeases", &v1::Cache::Stub::RenewLeases, request, deadline, &reply));
+  RenewedLeases renewed{.lease_for = absl::Milliseconds(reply.lease_ms()), .ended = {}};
+  for (const uint64_t lease : reply.ended_lease_ids()) {
+    renewed.ended.emplace_back(lease);
+  }
+  return renewed;
+}
+
+absl::Status GrpcControlPlane::ReleaseLeases(SessionId session,
+                                             std::span<const LeaseId> leases,
+                                             absl::Time deadline) {
+  v1::ReleaseLeasesRequest request;
+  request.set_session_id(session.value());
+  for (const LeaseId lease : leases) {
+    request.add_lease_ids(lease.value());
+  }
+  v1::ReleaseLeasesReply reply;
+  return Call("ReleaseLeases", &v1::Cache::Stub::ReleaseLeases, request, deadline, &reply);
+}
+
+}  // namespace
+
+std::unique_ptr<ControlPlane> ControlPlane::Create(const std::string& address) {
+  return std::make_unique<GrpcControlPlane>(address);
+}
+
+}  // namespace crumb

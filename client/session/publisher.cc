@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/publisher.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+#include "proto/base/crc32c.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+namespace {
+
+// Head blocks are read by vector loads.
+constexpr size_t kImageAlignment = 64;
+
+size_t Align(size_t bytes) {
+  return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
+}
+
+// Of each of the rank's heads in an image of just them.
+std::vector<uint32_t> Checksums(std::span<const std::byte> image, uint32_t num_heads) {
+  const size_t range_bytes = image.size() / num_heads;
+  std::vector<uint32_t> checksums(num_heads);
+  for (uint32_t head = 0; head < num_heads; ++head) {
+    checksums[head] = Crc32c(image.subspan(head * range_bytes, range_bytes));
+  }
+  return checksums;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing,
+                                                     const Sequence& sequence) {
+  const uint32_t sink_pages = sequence.profile().windows().sink_tokens / kPageTokens;
+  std::vector<PageIdx> pages;
+  std::set_union(missing.int2.begin(), missing.int2.end(), missing.bf16.begin(), missing.bf16.end(),
+                 std::back_inserter(pages));
+  std::vector<PlannedPage> plan;
+  plan.reserve(pages.size());
+  for (const PageIdx page : pages) {
+    const bool wants_bf16 = std::binary_search(missing.bf16.begin(), missing.bf16.end(), page);
+    const bool wants_int2 = std::binary_search(missing.int2.begin(), missing.int2.end(), page);
+    const bool is_sink = page.value() < sink_pages;
+    const bool has_bf16 = sequence.HasPage(page, PageEncoding::kBf16);
+    const bool has_int2 = sequence.HasPage(page, PageEncoding::kInt2);
+    if (has_bf16 && (wants_bf16 || !has_int2)) {
+      plan.push_back({page, PageEncoding::kBf16, wants_bf16 && !is_sink});
+    } else if (wants_int2 && has_int2) {
+      plan.push_back({page, PageEncoding::kInt2, false});
+    } else if (wants_int2 || is_sink) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("page ", page.value(), " is missing at the daemon, and the sequence of ",
+                       sequence.length(), " tokens does not hold it in the encoding that is needed",
+                       is_sink ? " (BF16: it is of the sink)" : ""));
+    }
+    // Otherwise only a tail's BF16 rows are missing, and gone here as well: the daemon does
+    // without.
+  }
+  return plan;
+}
+
+size_t Publisher::PageBytes(PageEncoding encoding) const {
+  return session_->info().heads.count *
+         session_->info().profile->geometry().HeadRangeBytes(encoding);
+}
+
+size_t Publisher::TotalBytes(std::span<const PlannedPage> plan) const {
+  size_t total = 0;
+  for (const PlannedPage& page : plan) {
+    total += Align(PageBytes(page.encoding));
+  }
+  return total;
+}
+
+absl::StatusOr<PublishResult> Publisher::Run(const std::string& context_key,
+                                             std::span<const uint32_t> tokens,
+                                             absl::Time deadline) {
+  const size_t num_pages = tokens.size() / kPageTokens;
+  for (size_t done = 0; done < num_pages;) {
+    CRUMB_ASSIGN_OR_RETURN(done, Step(context_key, tokens, deadline));
+  }
+  return result_;
+}
+
+absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
+                                       std::span<const uint32_t> tokens,
+                                       absl::Time deadline) {
+  ControlPlane& control = session_->control();
+  const SessionId id = session_->info().id;
+  for (;;) {
+    CRUMB_ASSIGN_OR_RETURN(const MissingPages missing,
+                           control.BeginPublish(id, context_key, tokens, deadline));
+    absl::Cleanup abort = [&] {
+      // At the session's end the daemon drops it anyway, so this may fail.
+      control.AbortPublish(id, missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
+    };
+    CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan, PlanPublish(missing, sequence_));
+    if (TotalBytes(plan) <= options_.max_step_bytes || plan.size() == 1) {
+      CRUMB_RETURN_IF_ERROR(HandOver(missing.publish, plan, deadline));
+      std::move(abort).Cancel();
+      return tokens.size() / kPageTokens;
+    }
+    // Too much at once: as many of its pages as fit, and the rest in steps after this one.
+    size_t fitting = 1;
+    while (TotalBytes(std::span(plan).first(fitting + 1)) <= options_.max_step_bytes) {
+      ++fitting;
+    }
+    tokens = tokens.first((size_t{plan[fitting - 1].page.value()} + 1) * kPageTokens);
+  }
+}
+
+absl::Status Publisher::HandOver(PublishId publish,
+                                 const std::vector<PlannedPage>& plan,
+                                 absl::Time deadline) {
+  CRUMB_RETURN_IF_ERROR(session_->planes().map != nullptr
+                            ? CommitFromStaging(publish, plan, deadline)
+                            : CommitOverUcx(publish, plan, deadline));
+  for (const PlannedPage& page : plan) {
+    result_.tail_pages += page.is_tail ? 1 : 0;
+    result_.bytes_sent += PageBytes(page.encoding);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(
+    const std::vector<PlannedPage>& plan, std::span<std::byte> staging, absl::Time deadline) {
+  std::vector<StagedImage> staged;
+  staged.reserve(plan.size());
+  size_t offset = 0;
+  for (const PlannedPage& page : plan) {
+    const std::span<std::byte> image = staging.subspan(offset, PageBytes(page.encoding));
+    CRUMB_RETURN_IF_ERROR(sequence_.ExportPage(page.page, page.encoding, image));
+    staged.push_back({.page = page.page,
+                      .encoding = page.encoding,
+                      .offset = offset,
+                      .head_crc32c = Checksums(image, session_->info().heads.count)});
+    offset += Align(image.size());
+    if (clock_.Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("publish: ", staged.size(), " of ", plan.size(),
+                       " pages were copied in time; give it longer, or publish less"));
+    }
+  }
+  return staged;
+}
+
+absl::Status Publisher::CommitFromStaging(PublishId publish,
+                                          const std::vector<PlannedPage>& plan,
+                                          absl::Time deadline) {
+  CommitParams params{.session = session_->info().id, .publish = publish, .staged = {}};
+  if (plan.empty()) {
+    return Commit(std::move(params), deadline);
+  }
+  MapTransport& map = *session_->planes().map;
+  CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> staging,
+                         map.AcquireStaging(TotalBytes(plan), deadline));
+  bool daemon_may_read = false;
+  absl::Cleanup release = [&] { map.ReleaseStaging(/*discard=*/daemon_may_read); };
+  CRUMB_ASSIGN_OR_RETURN(params.staged, FillStaging(plan, staging, deadline));
+  absl::Status status = Commit(std::move(params), deadline);
+  // An answer means that the daemon is done with it; no answer means nothing.
+  daemon_may_read = status.code() == absl::StatusCode::kDeadlineExceeded ||
+                    status.code() == absl::StatusCode::kUnavailable ||
+                    status.code() == absl::StatusCode::kCancelled;
+  return status;
+}
+
+absl::Status Publisher::CommitOverUcx(PublishId publish,
+                                      const std::vector<PlannedPage>& plan,
+                                      absl::Time deadline) {
+  CommitParams params{
+      .session = session_->info().id, .publish = publish, .staged = {}, .over_ucx = true};
+  uint64_t offset = 0;  // The daemon puts pages back to back, in the order of sending.
+  std::vector<std::byte> image(PageBytes(PageEncoding::kBf16));
+  for (const PlannedPage& page : plan) {
+    const std::span<std::byte> bytes(image.data(), PageBytes(page.encoding));
+    CRUMB_RETURN_IF_ERROR(sequence_.ExportPage(page.page, page.encoding, bytes));
+    const OutgoingPage outgoing{.page = page.page, .encoding = page.encoding, .image = bytes};
+    CRUMB_RETURN_IF_ERROR(session_->planes().ucx->SendPages(publish, {&outgoing, 1}, deadline));
+    params.staged.push_back({.page = page.page,
+                             .encoding = page.encoding,
+                             .offset = offset,
+                             .head_crc32c = Checksums(bytes, session_->info().heads.count)});
+    offset += bytes.size();
+  }
+  return Commit(std::move(params), deadline);
+}
+
+absl::Status Publisher::Commit(CommitParams params, absl::Time deadline) {
+  CRUMB_ASSIGN_OR_RETURN(const CommitCounts counts,
+                         session_->control().CommitPublish(params, deadline));
+  result_.pages_added += counts.pages_added;
+  // The last step counts what the steps before it added as present.
+  result_.pages_present = counts.pages_present;
+  return absl::OkStatus();
+}
+
+}  // namespace crumb

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/transport/map_transport.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "proto/base/check.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+namespace {
+
+// Small publishes do not make the daemon map anew each time they grow a little.
+constexpr size_t kMinStagingBytes = size_t{1} << 20;
+
+}  // namespace
+
+MapTransport::MapTransport(const Options& options, const SessionInfo& session, const Clock& clock)
+    : options_(options),
+      source_options_{
+          .profile = session.profile, .heads = session.heads, .verify = options.verify_pages},
+      clock_(clock),
+      socket_(session, clock),
+      chunks_(session.profile->geometry(), &socket_, clock) {}
+
+absl::StatusOr<std::unique_ptr<MapTransport>> MapTransport::Connect(const Options& options,
+                                                                    const SessionInfo& session,
+                                                                    absl::Time deadline,
+                                                                    const Clock& clock) {
+  std::unique_ptr<MapTransport> transport(new MapTransport(options, session, clock));
+  CRUMB_RETURN_IF_ERROR(transport->socket_.Connect(deadline));
+  return transport;
+}
+
+absl::StatusOr<std::unique_ptr<PageSource>> MapTransport::Open(const LeasedPrefix& prefix,
+                                                               absl::Time deadline) {
+  return MappedSource::Open(source_options_, prefix, &chunks_, deadline);
+}
+
+absl::Status MapTransport::SendPages(PublishId, std::span<const OutgoingPage>, absl::Time) {
+  return absl::UnimplementedError("the memory map stages pages, it does not send them");
+}
+
+absl::StatusOr<std::span<std::byte>> MapTransport::AcquireStaging(size_t bytes,
+                                                                  absl::Time deadline) {
+  if (bytes > kMaxStagingBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("staging memory of ", bytes, " bytes; at most ",
+                                                   kMaxStagingBytes, ": publish in parts"));
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto is_free = [this] {
+      mutex_.AssertReaderHeld();
+      return !staging_held_;
+    };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&is_free), deadline - clock_.Now())) {
+      return absl::DeadlineExceededError(
+          "another publish of this client still uses its staging memory; publish one prefix at a "
+          "time, or give this one more time");
+    }
+    staging_held_ = true;
+  }
+  if (staging_.bytes().size() < bytes) {
+    if (absl::Status status = ReplaceStaging(bytes, deadline); !status.ok()) {
+      ReleaseStaging(/*discard=*/true);
+      return status;
+    }
+  }
+  return staging_.bytes();
+}
+
+absl::Status MapTransport::ReplaceStaging(size_t bytes, absl::Time deadline) {
+  staging_ = StagingBuffer();  // First: not both at the same time.
+  CRUMB_ASSIGN_OR_RETURN(staging_, StagingBuffer::Create(std::max(bytes, kMinStagingBytes)));
+  return socket_.GiveStaging(staging_.memfd(), staging_.bytes().size(), deadline);
+}
+
+void MapTransport::ReleaseStaging(bool discard) {
+  StagingBuffer discarded;  // Unmapped without the lock.
+  absl::MutexLock lock(&mutex_);
+  CRUMB_CHECK(staging_held_, "staging memory is released by who holds it");
+  if (discard) {
+    discarded = std::move(staging_);
+  }
+  staging_held_ = false;
+  staging_last_used_ = clock_.Now();
+}
+
+void MapTransport::Maintain() {
+  chunks_.DropIdle();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (staging_held_ || staging_.bytes().size() <= kMinStagingBytes ||
+        clock_.Now() - staging_last_used_ < options_.staging_max_idle) {
+      return;
+    }
+    staging_held_ = true;
+  }
+  // The daemon maps staging until it is given another: so give it the smallest.
+  const absl::Status status = ReplaceStaging(kMinStagingBytes, clock_.Now() + absl::Seconds(1));
+  ReleaseStaging(/*discard=*/!status.ok());
+}
+
+}  // namespace crumb

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The memory map as a session's data plane: pages are read in place in the daemon's sealed memfds,
+// and published through a staging memfd of this process.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "client/transport/mapped_chunk.h"
+#include "client/transport/mapped_source.h"
+#include "client/transport/memory_socket_client.h"
+#include "client/transport/page_source.h"
+#include "client/transport/staging_buffer.h"
+#include "proto/base/clock.h"
+
+namespace crumb {
+
+// Thread-safe.
+class MapTransport : public PageTransport {
+ public:
+  struct Options {
+    bool verify_pages = true;  // As ClientOptions::verify_mapped_pages.
+    // Staging that has been idle for so long is exchanged for a small one.
+    absl::Duration staging_max_idle = absl::Seconds(30);
+  };
+
+  // UNAVAILABLE, with the reason, when the daemon offers no map or its socket cannot be reached.
+  static absl::StatusOr<std::unique_ptr<MapTransport>> Connect(
+      const Options& options,
+      const SessionInfo& session,
+      absl::Time deadline,
+      const Clock& clock = Clock::System());
+
+  absl::StatusOr<std::unique_ptr<PageSource>> Open(const LeasedPrefix& prefix,
+                                                   absl::Time deadline) override;
+  absl::Status SendPages(PublishId publish,
+                         std::span<const OutgoingPage> pages,
+                         absl::Time deadline) override;
+  void Maintain() override;
+
+  // The session's one staging memory, held by one publish at a time.
+  //
+  // Waits until no other publish holds it, makes it at least `bytes` large, and the daemon knows
+  // it. Valid until ReleaseStaging. DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, or errors of the socket;
+  // it is then not held.
+  absl::StatusOr<std::span<std::byte>> AcquireStaging(size_t bytes, absl::Time deadline);
+  // `discard`: the daemon may still be reading it, so it must not be written again.
+  void ReleaseStaging(bool discard);
+
+  size_t num_mapped_chunks() const { return chunks_.num_mapped(); }
+
+ private:
+  MapTransport(const Options& options, const SessionInfo& session, const Clock& clock);
+  absl::Status ReplaceStaging(size_t bytes, absl::Time deadline);
+
+  const Options options_;
+  const MappedSource::Options source_options_;
+  const Clock& clock_;
+  MemorySocketClient socket_;
+  ChunkMap chunks_;
+
+  absl::Mutex mutex_;
+  bool staging_held_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time staging_last_used_ ABSL_GUARDED_BY(mutex_);
+  StagingBuffer staging_;  // The holder's; guarded by mutex_ while there is none.
+};
+
+}  // namespace crumb

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/transport/mapped_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "proto/base/status_macros.h"
+#include "proto/page/page_header.h"
+
+namespace crumb {
+namespace {
+
+constexpr PageEncoding kEncodings[] = {PageEncoding::kInt2, PageEncoding::kBf16};
+
+absl::Status InPage(PageIdx page, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("page ", page.value(), ": ", status.message()));
+}
+
+absl::Status Moved(PageIdx page, Generation found, Generation leased) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("page ", page.value(), ": its block is of generation ", found.value(),
+                   " now, the lease was for ", leased.value(),
+                   "; the page was dropped and what was read of it is not to be used: look the "
+                   "prefix up again"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Open(const Options& options,
+                                                                 const LeasedPrefix& prefix,
+                                                                 ChunkMap* chunks,
+                                                                 absl::Time deadline) {
+  std::unique_ptr<MappedSource> source(new MappedSource(options));
+  source->pages_.resize(prefix.pages.size());
+  for (uint32_t p = 0; p < prefix.pages.size(); ++p) {
+    for (const PageEncoding encoding : kEncodings) {
+      if (!prefix.pages[p].of(encoding).present()) {
+        continue;
+      }
+      CRUMB_ASSIGN_OR_RETURN(const Block block,
+                             source->OpenBlock(prefix, PageIdx(p), encoding, chunks, deadline));
+      (encoding == PageEncoding::kInt2 ? source->pages_[p].int2 : source->pages_[p].bf16) = block;
+    }
+  }
+  return source;
+}
+
+absl::StatusOr<MappedSource::Block> MappedSource::OpenBlock(const LeasedPrefix& prefix,
+                                                            PageIdx page,
+                                                            PageEncoding encoding,
+                                                            ChunkMap* chunks,
+                                                            absl::Time deadline) {
+  const BlockPlace& place = prefix.pages[page.value()].of(encoding);
+  // shared: see chunks_.
+  CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<MappedChunk> chunk,
+                         chunks->Get(place.chunk, encoding, deadline));
+  if (chunk->encoding() != encoding || place.block >= chunk->num_blocks()) {
+    return absl::InternalError(absl::StrCat(
+        "page ", page.value(), ": the daemon places it in block ", place.block, " of chunk ",
+        place.chunk.value(), ", which has ", chunk->num_blocks(), " blocks of ",
+        chunk->encoding() == encoding ? "that" : "the other", " encoding"));
+  }
+  const PageHeader header = chunk->header(place.block);
+  if (absl::Status status = CheckPageHeader(header, {.profile_id = options_.profile->id(),
+                                                     .namespace_id = prefix.namespace_id,
+                                                     .encoding = encoding,
+                                                     .generation = place.generation,
+                                                     .page_idx = page});
+      !status.ok()) {
+    return InPage(page, status);
+  }
+  if ((header.heads_present & options_.heads.Mask()) != options_.heads.Mask()) {
+    return absl::InternalError(absl::StrCat("page ", page.value(), ": has KV heads ",
+                                            absl::Hex(header.heads_present), ", this rank reads ",
+                                            absl::Hex(options_.heads.Mask())));
+  }
+  const Block block{.chunk = chunk.get(),
+                    .image = chunk->image(place.block).data(),
+                    .block = place.block,
+                    .generation = place.generation};
+  // Pages of one prefix mostly follow each other in a chunk.
+  if (chunks_.empty() || chunks_.back() != chunk) {
+    chunks_.push_back(std::move(chunk));
+  }
+  return block;
+}
+
+const std::byte* MappedSource::HeadBlock(PageIdx page,
+                                         PageEncoding encoding,
+                                         uint32_t layer,
+                                         uint32_t kv_head) const {
+  const Page& entry = pages_[page.value()];
+  const std::byte* image = encoding == PageEncoding::kInt2 ? entry.int2.image : entry.bf16.image;
+  const HeadRange& heads = options_.heads;
+  if (image == nullptr || kv_head < heads.first || kv_head - heads.first >= heads.count) {
+    return nullptr;
+  }
+  return image + options_.profile->geometry().HeadBlockOffset(encoding, layer, kv_head);
+}
+
+template <typename Visitor>
+absl::Status MappedSource::ForEachBlock(const Visitor& visit) const {
+  for (uint32_t p = 0; p < pages_.size(); ++p) {
+    for (const Block* block : {&pages_[p].int2, &pages_[p].bf16}) {
+      if (block->chunk != nullptr) {
+        CRUMB_RETURN_IF_ERROR(visit(PageIdx(p), *block));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MappedSource::Verify(const Block& block) const {
+  if (block.chunk->IsVerified(block.block, block.generation)) {
+    return absl::OkStatus();
+  }
+  CRUMB_RETURN_IF_ERROR(VerifyPageImage(options_.profile->geometry(),
+                                        block.chunk->header(block.block), options_.heads.Mask(),
+                                        block.chunk->image(block.block)));
+  block.chunk->SetVerified(block.block, block.generation);
+  return absl::OkStatus();
+}
+
+absl::Status MappedSource::PopulateAndVerify() const {
+  return ForEachBlock([&](PageIdx page, const Block& block) {
+    block.chunk->Populate(block.block);
+    const absl::Status status = options_.verify ? Verify(block) : absl::OkStatus();
+    if (status.ok()) {
+      return status;
+    }
+    // A block that is being reused has other bytes, which is no loss of data.
+    const Generation now = block.chunk->LoadGeneration(block.block);
+    return now == block.generation ? InPage(page, status) : Moved(page, now, block.generation);
+  });
+}
+
+absl::Status MappedSource::WaitForLayer(uint32_t) {
+  absl::MutexLock lock(&mutex_);  // Others wait for the bytes as well.
+  if (!populated_) {
+    verdict_ = PopulateAndVerify();
+    populated_ = true;
+  }
+  return verdict_;
+}
+
+absl::Status MappedSource::Validate() {
+  CRUMB_RETURN_IF_ERROR(WaitForLayer(0));
+  // The reads that this vouches for come before the loads below.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return ForEachBlock([](PageIdx page, const Block& block) {
+    const Generation now = block.chunk->LoadGeneration(block.block);
+    return now == block.generation ? absl::OkStatus() : Moved(page, now, block.generation);
+  });
+}
+
+}  // namespace crumb
