@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/cuda/split_attention.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
+#include "cuda/cpu/split_attention_kernel.h"
 #include "cuda/reference/split_attention.h"
+#include "proto/base/check.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/page_format.h"
 
@@ -69,12 +75,205 @@ absl::Status Check(const SplitAttentionParams& params) {
   return CheckWindows(params);
 }
 
+const cpu::SplitAttentionFunctions& FunctionsOf(CpuPath path) {
+#if defined(__x86_64__)
+  if (path == CpuPath::kAvx512) {
+    return cpu::Avx512SplitAttentionFunctions();
+  }
+  if (path == CpuPath::kAvx2) {
+    return cpu::Avx2SplitAttentionFunctions();
+  }
+#endif
+  CRUMB_CHECK(path == CpuPath::kPortable, "this path is not in the build");
+  return cpu::PortableSplitAttentionFunctions();
+}
+
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+
+// One call on a fast path: history page by page, then windows tile by tile, each against all chunks
+// of rows, so that what is read of the cache is read once.
+class FastAttention {
+ public:
+  FastAttention(const SplitAttentionParams& params, const cpu::SplitAttentionFunctions& functions)
+      : params_(params),
+        functions_(functions),
+        num_rows_(size_t{params.num_queries} * params.group),
+        num_chunks_((num_rows_ + cpu::kChunkRows - 1) / cpu::kChunkRows),
+        states_(num_chunks_) {
+    for (cpu::ChunkState& state : states_) {
+      state = {};
+      std::fill(std::begin(state.max), std::end(state.max),
+                -std::numeric_limits<float>::infinity());
+    }
+    outputs_.resize(num_chunks_ * cpu::kChunkRows * params.value_dim);
+  }
+
+  void Run() {
+    if (!params_.history.empty()) {
+      AttendHistory();
+    }
+    AttendWindows();
+    StoreResults();
+  }
+
+ private:
+  size_t RowsOfChunk(size_t chunk) const {
+    return std::min(cpu::kChunkRows, num_rows_ - chunk * cpu::kChunkRows);
+  }
+
+  void AttendHistory() {
+    const size_t key_dim = params_.key_dim;
+    const size_t value_dim = params_.value_dim;
+    std::vector<int32_t> digits(num_chunks_ * 2 * key_dim);
+    std::vector<cpu::FixedQueries> queries(num_chunks_);
+    for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
+      FixQueries(chunk, digits.data() + chunk * 2 * key_dim, queries[chunk]);
+    }
+    const size_t outputs_of_chunk = cpu::kChunkRows * cpu::PaddedValueDim(value_dim);
+    std::vector<float> outputs(num_chunks_ * outputs_of_chunk);
+    std::vector<CacheLine> words(key_dim / 4 + cpu::PaddedValueDim(value_dim) / 4);
+    cpu::TransposedPage page;
+    page.keys = words[0].words;
+    page.values = words[key_dim / 4].words;
+    for (size_t i = 0; i < params_.history.size(); ++i) {
+      if (i + 1 < params_.history.size()) {
+        Prefetch(params_.history[i + 1]);
+      }
+      functions_.transpose(key_dim, value_dim, params_.history[i], page);
+      for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
+        functions_.attend_page(key_dim, value_dim, page, queries[chunk], RowsOfChunk(chunk),
+                               states_[chunk], outputs.data() + chunk * outputs_of_chunk);
+      }
+    }
+    for (size_t row = 0; row < num_rows_; ++row) {
+      const float offset = states_[row / cpu::kChunkRows].offset[row % cpu::kChunkRows];
+      const float* from = outputs.data() + row * cpu::PaddedValueDim(value_dim);
+      for (size_t i = 0; i < cpu::PaddedValueDim(value_dim); ++i) {
+        if (cpu::ChannelOfOutput(i) < value_dim) {
+          outputs_[row * value_dim + cpu::ChannelOfOutput(i)] = from[i] + offset;
+        }
+      }
+    }
+  }
+
+  void Prefetch(const std::byte* block) const {
+    const size_t bytes = Int2HeadBlock{params_.key_dim, params_.value_dim}.bytes();
+    for (size_t at = 0; at < bytes; at += sizeof(CacheLine)) {
+      __builtin_prefetch(block + at);
+    }
+  }
+
+  // The chunk's queries as integers of at most kMaxInteger, in two signed digits.
+  void FixQueries(size_t chunk, int32_t* digits, cpu::FixedQueries& queries) const {
+    constexpr float kMaxInteger = 127 * 256;
+    const size_t key_dim = params_.key_dim;
+    queries = {.digits = {digits, digits + key_dim}};
+    for (size_t r = 0; r < RowsOfChunk(chunk); ++r) {
+      const float* query = params_.queries + (chunk * cpu::kChunkRows + r) * key_dim;
+      float largest = 0;
+      for (size_t channel = 0; channel < key_dim; ++channel) {
+        largest = std::max(largest, std::fabs(query[channel] * 0 + query[channel]));
+      }
+      const float unit = largest / kMaxInteger;
+      queries.scale[r] = unit * params_.scale * kLog2E;
+      const bool usable = unit > 0 && std::isfinite(unit);
+      int32_t sums[2] = {0, 0};
+      for (size_t channel = 0; channel < key_dim && usable; ++channel) {
+        const auto integer = static_cast<int32_t>(std::lrint(query[channel] / unit));
+        const int32_t low = ((integer + 128) & 255) - 128;
+        const int32_t high = (integer - low) / 256;
+        sums[0] += high * 256;
+        sums[1] += integer;
+        const size_t word = (channel / 32 * 4 + channel % 16 / 4) * 2 + channel % 32 / 16;
+        const size_t at = (word * cpu::kChunkRows + r) * 4 + channel % 4;
+        reinterpret_cast<int8_t*>(digits)[at] = static_cast<int8_t>(high);
+        reinterpret_cast<int8_t*>(digits + key_dim)[at] = static_cast<int8_t>(low);
+      }
+      queries.sums[0][r] = static_cast<float>(sums[0]);
+      queries.sums[1][r] = static_cast<float>(sums[1]);
+    }
+  }
+
+  void AttendWindows() {
+    const size_t key_dim = params_.key_dim;
+    std::vector<float> queries(num_chunks_ * cpu::kChunkRows * key_dim);
+    std::copy_n(params_.queries, num_rows_ * key_dim, queries.data());
+    size_t num_tokens = 0;
+    for (const Bf16Rows& rows : params_.windows) {
+      num_tokens += rows.num_tokens;
+    }
+    size_t position = 0;
+    for (const Bf16Rows& rows : params_.windows) {
+      for (size_t first = 0; first < rows.num_tokens; first += cpu::kWindowTile) {
+        cpu::WindowArgs args{
+            .keys = rows.keys + first * key_dim,
+            .values = rows.values + first * params_.value_dim,
+            .num_tokens = std::min<size_t>(cpu::kWindowTile, rows.num_tokens - first),
+            .score_scale = params_.scale * kLog2E,
+        };
+        for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
+          if (!SetVisible(chunk, num_tokens, position, args)) {
+            continue;
+          }
+          args.queries = queries.data() + chunk * cpu::kChunkRows * key_dim;
+          args.outputs = outputs_.data() + chunk * cpu::kChunkRows * params_.value_dim;
+          functions_.attend_window(key_dim, params_.value_dim, args, states_[chunk]);
+        }
+        position += args.num_tokens;
+      }
+    }
+  }
+
+  // How much each row of the chunk sees of the tile at `position`; whether any sees something.
+  bool SetVisible(size_t chunk, size_t num_tokens, size_t position, cpu::WindowArgs& args) const {
+    bool any = false;
+    for (size_t r = 0; r < cpu::kChunkRows; ++r) {
+      const size_t row = std::min(chunk * cpu::kChunkRows + r, num_rows_ - 1);
+      const size_t visible = num_tokens - (params_.num_queries - 1 - row / params_.group);
+      args.visible[r] = visible <= position ? 0 : std::min(visible - position, args.num_tokens);
+      any |= args.visible[r] > 0;
+    }
+    return any;
+  }
+
+  void StoreResults() const {
+    for (size_t row = 0; row < num_rows_; ++row) {
+      const cpu::ChunkState& state = states_[row / cpu::kChunkRows];
+      const size_t r = row % cpu::kChunkRows;
+      const float* from = outputs_.data() + row * params_.value_dim;
+      float* to = params_.out + row * params_.value_dim;
+      const float normaliser = 1 / state.sum[r];
+      for (size_t channel = 0; channel < params_.value_dim; ++channel) {
+        to[channel] = from[channel] * normaliser;
+      }
+      if (params_.lse != nullptr) {
+        params_.lse[row] = (state.max[r] + std::log2(state.sum[r])) * kLn2;
+      }
+    }
+  }
+
+  struct alignas(64) CacheLine {
+    uint32_t words[16];
+  };
+
+  const SplitAttentionParams& params_;
+  const cpu::SplitAttentionFunctions& functions_;
+  const size_t num_rows_;
+  const size_t num_chunks_;
+  std::vector<cpu::ChunkState> states_;
+  std::vector<float> outputs_;  // [num_chunks * kChunkRows, value_dim], unnormalised.
+};
+
 }  // namespace
 
 absl::Status SplitAttention(const SplitAttentionParams& params, CpuPath path) {
   CRUMB_RETURN_IF_ERROR(Check(params));
-  static_cast<void>(path);
-  reference::SplitAttention(params);
+  if (path == CpuPath::kReference) {
+    reference::SplitAttention(params);
+  } else {
+    FastAttention(params, FunctionsOf(path)).Run();
+  }
   return absl::OkStatus();
 }
 

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vector type of the codec's kernels in AVX2, FMA and F16C; see simd_avx512.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "proto/base/bfloat16.h"
+
+namespace crumb::cpu {
+namespace {
+
+struct Simd {
+  using Float = __m256;
+  using Int = __m256i;
+  using Mask = __m256;
+  static constexpr size_t kLanes = 8;
+  static constexpr size_t kRegisters = 16;
+
+  // ---- Floats.
+  static Float Zero() { return _mm256_setzero_ps(); }
+  static Float Set(float x) { return _mm256_set1_ps(x); }
+  static Float Load(const float* from) { return _mm256_loadu_ps(from); }
+  static Float LoadBf16(const BFloat16* from) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static void Store(Float x, float* to) { _mm256_storeu_ps(to, x); }
+  static Float Add(Float a, Float b) { return _mm256_add_ps(a, b); }
+  static Float Sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
+  static Float Mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
+  static Float Div(Float a, Float b) { return _mm256_div_ps(a, b); }
+  static Float Fma(Float a, Float b, Float sum) { return _mm256_fmadd_ps(a, b, sum); }
+  static Float NegFma(Float a, Float b, Float sum) { return _mm256_fnmadd_ps(a, b, sum); }
+  static Float Max(Float a, Float b) { return _mm256_max_ps(a, b); }
+  static Float Min(Float a, Float b) { return _mm256_min_ps(a, b); }
+  static Float Abs(Float x) { return _mm256_andnot_ps(Set(-0.0f), x); }
+  static Float Floor(Float x) { return _mm256_floor_ps(x); }
+  static Float RoundToHalf(Float x) { return _mm256_cvtph_ps(HalfBits(x)); }
+  static float ReduceMax(Float x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float ReduceAdd(Float x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+  static Float Exp2(Float x) {
+    x = Max(Set(-126.0f), x);  // A NaN stays one.
+    const Float whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Float f = Sub(x, whole);
+    Float y = Set(1.5403530e-4f);
+    y = Fma(y, f, Set(1.3333558e-3f));
+    y = Fma(y, f, Set(9.6181291e-3f));
+    y = Fma(y, f, Set(5.5504109e-2f));
+    y = Fma(y, f, Set(2.4022651e-1f));
+    y = Fma(y, f, Set(6.9314718e-1f));
+    y = Fma(y, f, Set(1.0f));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
+  }
+  static Float SumEach(const Float (&x)[kLanes]) {
+    const Float a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const Float b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return Add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+
+  // ---- Comparisons.
+  static Mask GreaterEqual(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+  static Mask Less(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static Float Select(Mask mask, Float a, Float b) { return _mm256_blendv_ps(b, a, mask); }
+
+  // ---- Whole numbers: 32-bit lanes, or four bytes a lane.
+  static Int ZeroInt() { return _mm256_setzero_si256(); }
+  static Int SetInt(int32_t x) { return _mm256_set1_epi32(x); }
+  static Int LoadInt(const void* from) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+  }
+  static void StoreInt(Int x, void* to) { _mm256_storeu_si256(static_cast<__m256i*>(to), x); }
+  static Int And(Int a, Int b) { return _mm256_and_si256(a, b); }
+  static Int ShiftRight4(Int x) { return _mm256_srli_epi32(x, 4); }
+  // The pairs' sums must fit 16 bits: they do while one operand is a code, at most 12.
+  static Int Dot(Int sum, Int unsigned_bytes, Int signed_bytes) {
+    const Int pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static Int ShiftLeft8(Int x) { return _mm256_slli_epi32(x, 8); }
+  static Int ShiftRight8(Int x) { return _mm256_srli_epi32(x, 8); }
+  static Float ToFloat(Int x) { return _mm256_cvtepi32_ps(x); }
+  static Int Truncate(Float x) { return _mm256_cvttps_epi32(x); }
+  static void StoreBytes(Int x, uint8_t* to) {
+    const Int low = And(x, SetInt(0xff));
+    const __m128i words =
+        _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+  }
+
+  static void SplitMeta(const void* pairs, float* scale, float* min) {
+    const auto* from = static_cast<const std::byte*>(pairs);
+    for (size_t g = 0; g < 8; ++g) {
+      const Int x = LoadInt(from + 32 * g);  // Both halves' four pairs.
+      const Int halves = _mm256_permute4x64_epi64(
+          _mm256_shuffle_epi8(
+              x, _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5,
+                                  8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)),
+          0xd8);  // Scales of both halves, then minima.
+      const Float scales = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+      const Float minima = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+      _mm_storeu_ps(scale + 4 * g, _mm256_castps256_ps128(scales));
+      _mm_storeu_ps(scale + 32 + 4 * g, _mm256_extractf128_ps(scales, 1));
+      _mm_storeu_ps(min + 4 * g, _mm256_castps256_ps128(minima));
+      _mm_storeu_ps(min + 32 + 4 * g, _mm256_extractf128_ps(minima, 1));
+    }
+  }
+
+  static void TransposeWords(const void* const (&rows)[16], uint32_t* out, size_t stride) {
+    for (size_t c = 0; c < 4; ++c) {
+      for (size_t i = 0; i < 4; ++i) {
+        __m128 a = LoadQuarter(rows[4 * i], c);
+        __m128 b = LoadQuarter(rows[4 * i + 1], c);
+        __m128 d = LoadQuarter(rows[4 * i + 2], c);
+        __m128 e = LoadQuarter(rows[4 * i + 3], c);
+        _MM_TRANSPOSE4_PS(a, b, d, e);
+        StoreQuarter(a, out + c * stride + 4 * i);
+        StoreQuarter(b, out + (4 + c) * stride + 4 * i);
+        StoreQuarter(d, out + (8 + c) * stride + 4 * i);
+        StoreQuarter(e, out + (12 + c) * stride + 4 * i);
+      }
+    }
+  }
+
+  static void TransposePairs(const void* const (&rows)[8], uint32_t* out, size_t stride) {
+    for (size_t c = 0; c < 4; ++c) {
+      for (size_t i = 0; i < 4; ++i) {
+        const __m128 a = LoadQuarter(rows[2 * i], c);
+        const __m128 b = LoadQuarter(rows[2 * i + 1], c);
+        StoreQuarter(_mm_shuffle_ps(a, b, 0x88), out + c * stride + 4 * i);
+        StoreQuarter(_mm_shuffle_ps(a, b, 0xdd), out + (4 + c) * stride + 4 * i);
+      }
+    }
+  }
+
+  static __m128i HalfBits(Float x) {
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+ private:
+  static __m128 LoadQuarter(const void* row, size_t quarter) {
+    return _mm_loadu_ps(
+        reinterpret_cast<const float*>(static_cast<const std::byte*>(row) + 16 * quarter));
+  }
+  static void StoreQuarter(__m128 x, uint32_t* to) {
+    _mm_storeu_ps(reinterpret_cast<float*>(to), x);
+  }
+};
+
+}  // namespace
+}  // namespace crumb::cpu

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vector type of the codec's kernels in AVX-512 F, BW, VL, DQ and VNNI; simd_avx2.h and
+// simd_portable.h are its siblings, with the same members. Included by files compiled for this
+// instruction set alone; in an unnamed namespace, so that no other file's copy can be linked in.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "proto/base/bfloat16.h"
+
+namespace crumb::cpu {
+namespace {
+
+struct Simd {
+  using Float = __m512;
+  using Int = __m512i;
+  using Mask = __mmask16;
+  static constexpr size_t kLanes = 16;
+  static constexpr size_t kRegisters = 32;
+
+  // ---- Floats.
+  static Float Zero() { return _mm512_setzero_ps(); }
+  static Float Set(float x) { return _mm512_set1_ps(x); }
+  static Float Load(const float* from) { return _mm512_loadu_ps(from); }
+  static Float LoadBf16(const BFloat16* from) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static void Store(Float x, float* to) { _mm512_storeu_ps(to, x); }
+  static Float Add(Float a, Float b) { return _mm512_add_ps(a, b); }
+  static Float Sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
+  static Float Mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
+  static Float Div(Float a, Float b) { return _mm512_div_ps(a, b); }
+  static Float Fma(Float a, Float b, Float sum) { return _mm512_fmadd_ps(a, b, sum); }
+  static Float NegFma(Float a, Float b, Float sum) { return _mm512_fnmadd_ps(a, b, sum); }
+  // Where one is NaN, b.
+  static Float Max(Float a, Float b) { return _mm512_max_ps(a, b); }
+  static Float Min(Float a, Float b) { return _mm512_min_ps(a, b); }
+  static Float Abs(Float x) { return _mm512_abs_ps(x); }
+  static Float Floor(Float x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  }
+  // Through fp16 and back, to nearest even.
+  static Float RoundToHalf(Float x) { return _mm512_cvtph_ps(HalfBits(x)); }
+  static float ReduceMax(Float x) { return _mm512_reduce_max_ps(x); }
+  static float ReduceAdd(Float x) { return _mm512_reduce_add_ps(x); }
+  // 2^x, relative error 2e-7; 0 below the range of float.
+  static Float Exp2(Float x) {
+    x = Max(Set(-200.0f), x);  // Not -infinity; a NaN stays one.
+    const Float whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Float f = Sub(x, whole);
+    Float y = Set(1.5403530e-4f);
+    y = Fma(y, f, Set(1.3333558e-3f));
+    y = Fma(y, f, Set(9.6181291e-3f));
+    y = Fma(y, f, Set(5.5504109e-2f));
+    y = Fma(y, f, Set(2.4022651e-1f));
+    y = Fma(y, f, Set(6.9314718e-1f));
+    y = Fma(y, f, Set(1.0f));
+    return _mm512_scalef_ps(y, whole);
+  }
+  // Lane l is the sum of vector l's lanes. Each step halves the vectors and the lanes to be added.
+  static Float SumEach(const Float (&x)[kLanes]) {
+    Float fours[4];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      const Float first = AddPairs(x[4 * i], x[4 * i + 1]);
+      const Float second = AddPairs(x[4 * i + 2], x[4 * i + 3]);
+      fours[i] = _mm512_add_ps(
+          _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(first), _mm512_castps_pd(second))),
+          _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(first), _mm512_castps_pd(second))));
+    }
+    return AddQuarters(AddQuarters(fours[0], fours[1]), AddQuarters(fours[2], fours[3]));
+  }
+
+  // ---- Comparisons.
+  static Mask GreaterEqual(Float a, Float b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+  }
+  static Mask Less(Float a, Float b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+  }
+  static Float Select(Mask mask, Float a, Float b) {
+    return _mm512_mask_blend_ps(mask, b, a);
+  }
+
+  // ---- Whole numbers: 32-bit lanes, or four bytes a lane.
+  static Int ZeroInt() {
+    return _mm512_setzero_si512();
+  }
+  static Int SetInt(int32_t x) {
+    return _mm512_set1_epi32(x);
+  }
+  static Int LoadInt(const void* from) {
+    return _mm512_loadu_si512(from);
+  }
+  static void StoreInt(Int x, void* to) {
+    _mm512_storeu_si512(to, x);
+  }
+  static Int And(Int a, Int b) {
+    return _mm512_and_si512(a, b);
+  }
+  static Int ShiftRight4(Int x) {
+    return _mm512_srli_epi32(x, 4);
+  }
+  // sum + the four products of a lane's unsigned bytes with signed ones.
+  static Int Dot(Int sum, Int unsigned_bytes, Int signed_bytes) {
+    return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
+  }
+  static Int ShiftLeft8(Int x) {
+    return _mm512_slli_epi32(x, 8);
+  }
+  static Int ShiftRight8(Int x) {
+    return _mm512_srli_epi32(x, 8);
+  }
+  static Float ToFloat(Int x) {
+    return _mm512_cvtepi32_ps(x);
+  }
+  static Int Truncate(Float x) {
+    return _mm512_cvttps_epi32(x);
+  }
+  // The low byte of each lane.
+  static void StoreBytes(Int x, uint8_t* to) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
+  }
+
+  // 64 pairs of fp16 (scale, min), [8][2][4], to floats [2][8][4].
+  static void SplitMeta(const void* pairs, float* scale, float* min) {
+    const auto* from = static_cast<const std::byte*>(pairs);
+#pragma GCC unroll 2
+    for (size_t i = 0; i < 2; ++i) {
+      const __m512i first = _mm512_loadu_si512(from + 128 * i);
+      const __m512i second = _mm512_loadu_si512(from + 128 * i + 64);
+      const __m512i halves[2] = {_mm512_shuffle_i32x4(first, second, 0x88),
+                                 _mm512_shuffle_i32x4(first, second, 0xdd)};
+#pragma GCC unroll 2
+      for (size_t half = 0; half < 2; ++half) {
+        const __m512i pair = halves[half];
+        const size_t at = 32 * half + 16 * i;
+        Store(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pair)), scale + at);
+        Store(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16))), min + at);
+      }
+    }
+  }
+
+  // Word 4 * c + w of row r, c and w in 0..3, goes to out[(4 * w + c) * stride + r].
+  static void TransposeWords(const void* const (&rows)[16], uint32_t* out, size_t stride) {
+    __m512i quads[4][4];  // [group of four rows][word in a quarter]: quarters of four rows.
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      const __m512i a = LoadInt(rows[4 * i]);
+      const __m512i b = LoadInt(rows[4 * i + 1]);
+      const __m512i c = LoadInt(rows[4 * i + 2]);
+      const __m512i d = LoadInt(rows[4 * i + 3]);
+      const __m512i ab_low = _mm512_unpacklo_epi32(a, b);
+      const __m512i ab_high = _mm512_unpackhi_epi32(a, b);
+      const __m512i cd_low = _mm512_unpacklo_epi32(c, d);
+      const __m512i cd_high = _mm512_unpackhi_epi32(c, d);
+      quads[i][0] = _mm512_unpacklo_epi64(ab_low, cd_low);
+      quads[i][1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+      quads[i][2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+      quads[i][3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+    }
+#pragma GCC unroll 4
+    for (size_t w = 0; w < 4; ++w) {
+      StoreQuarters(quads[0][w], quads[1][w], quads[2][w], quads[3][w], out + 4 * w * stride,
+                    stride);
+    }
+  }
+
+  // Rows of [4][2][2] words: word (c, half, w) of row r goes to out[(4 * w + c) * stride + 2 * r +
+  // half].
+  static void TransposePairs(const void* const (&rows)[8], uint32_t* out, size_t stride) {
+    __m512 quads[4][2];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      const __m512 a = _mm512_castsi512_ps(LoadInt(rows[2 * i]));
+      const __m512 b = _mm512_castsi512_ps(LoadInt(rows[2 * i + 1]));
+      quads[i][0] = _mm512_shuffle_ps(a, b, 0x88);
+      quads[i][1] = _mm512_shuffle_ps(a, b, 0xdd);
+    }
+#pragma GCC unroll 2
+    for (size_t w = 0; w < 2; ++w) {
+      StoreQuarters(_mm512_castps_si512(quads[0][w]), _mm512_castps_si512(quads[1][w]),
+                    _mm512_castps_si512(quads[2][w]), _mm512_castps_si512(quads[3][w]),
+                    out + 4 * w * stride, stride);
+    }
+  }
+
+  static __m256i HalfBits(Float x) {
+    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+ private:
+  // Quarter c of a, b, c and d, side by side, to out[c * stride].
+  static void StoreQuarters(Int a, Int b, Int c, Int d, uint32_t* out, size_t stride) {
+    const __m512i low01 = _mm512_shuffle_i32x4(a, b, 0x44);
+    const __m512i high01 = _mm512_shuffle_i32x4(a, b, 0xee);
+    const __m512i low23 = _mm512_shuffle_i32x4(c, d, 0x44);
+    const __m512i high23 = _mm512_shuffle_i32x4(c, d, 0xee);
+    StoreInt(_mm512_shuffle_i32x4(low01, low23, 0x88), out);
+    StoreInt(_mm512_shuffle_i32x4(low01, low23, 0xdd), out + stride);
+    StoreInt(_mm512_shuffle_i32x4(high01, high23, 0x88), out + 2 * stride);
+    StoreInt(_mm512_shuffle_i32x4(high01, high23, 0xdd), out + 3 * stride);
+  }
+  static Float AddPairs(Float a, Float b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  static Float AddQuarters(Float a, Float b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+};
+
+}  // namespace
+}  // namespace crumb::cpu

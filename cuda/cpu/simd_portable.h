@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vector type of the codec's kernels in plain C++, for the compiler to vectorise as it can; see
+// simd_avx512.h.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "proto/base/bfloat16.h"
+#include "proto/base/float16.h"
+
+namespace crumb::cpu {
+namespace {
+
+struct Simd {
+  static constexpr size_t kLanes = 8;
+  static constexpr size_t kRegisters = 16;
+  struct Float {
+    float lanes[kLanes];
+  };
+  struct Int {
+    uint32_t lanes[kLanes];
+  };
+  struct Mask {
+    bool lanes[kLanes];
+  };
+
+  // ---- Floats.
+  static Float Zero() { return Set(0); }
+  static Float Set(float x) {
+    return Make([=](size_t) { return x; });
+  }
+  static Float Load(const float* from) {
+    return Make([=](size_t i) { return from[i]; });
+  }
+  static Float LoadBf16(const BFloat16* from) {
+    return Make([=](size_t i) { return from[i].ToFloat(); });
+  }
+  static void Store(const Float& x, float* to) { std::copy_n(x.lanes, kLanes, to); }
+  static Float Add(const Float& a, const Float& b) {
+    return Make([&](size_t i) { return a.lanes[i] + b.lanes[i]; });
+  }
+  static Float Sub(const Float& a, const Float& b) {
+    return Make([&](size_t i) { return a.lanes[i] - b.lanes[i]; });
+  }
+  static Float Mul(const Float& a, const Float& b) {
+    return Make([&](size_t i) { return a.lanes[i] * b.lanes[i]; });
+  }
+  static Float Div(const Float& a, const Float& b) {
+    return Make([&](size_t i) { return a.lanes[i] / b.lanes[i]; });
+  }
+  // Not fused: attention has a tolerance, and without hardware fusing costs a call an element.
+  static Float Fma(const Float& a, const Float& b, const Float& sum) {
+    return Make([&](size_t i) { return a.lanes[i] * b.lanes[i] + sum.lanes[i]; });
+  }
+  static Float Max(const Float& a, const Float& b) {
+    return Make([&](size_t i) { return a.lanes[i] > b.lanes[i] ? a.lanes[i] : b.lanes[i]; });
+  }
+  static float ReduceMax(const Float& x) { return *std::max_element(x.lanes, x.lanes + kLanes); }
+  static float ReduceAdd(const Float& x) {
+    float sum = 0;
+    for (const float lane : x.lanes) {
+      sum += lane;
+    }
+    return sum;
+  }
+  static Float Exp2(const Float& x) {
+    return Make([&](size_t i) { return Exp2(x.lanes[i]); });
+  }
+  static Float SumEach(const Float (&x)[kLanes]) {
+    return Make([&](size_t i) { return ReduceAdd(x[i]); });
+  }
+
+  // ---- Whole numbers: 32-bit lanes, or four bytes a lane.
+  static Int ZeroInt() { return SetInt(0); }
+  static Int SetInt(int32_t x) {
+    return MakeInt([=](size_t) { return static_cast<uint32_t>(x); });
+  }
+  static Int LoadInt(const void* from) {
+    Int x;
+    std::memcpy(x.lanes, from, sizeof(x.lanes));
+    return x;
+  }
+  static void StoreInt(const Int& x, void* to) { std::memcpy(to, x.lanes, sizeof(x.lanes)); }
+  static Int And(const Int& a, const Int& b) {
+    return MakeInt([&](size_t i) { return a.lanes[i] & b.lanes[i]; });
+  }
+  static Int ShiftRight4(const Int& x) {
+    return MakeInt([&](size_t i) { return x.lanes[i] >> 4; });
+  }
+  static Int Dot(const Int& sum, const Int& unsigned_bytes, const Int& signed_bytes) {
+    return MakeInt([&](size_t i) {
+      const uint32_t a = unsigned_bytes.lanes[i];
+      const uint32_t b = signed_bytes.lanes[i];
+      return sum.lanes[i] +
+             static_cast<uint32_t>(Product(a, b) + Product(a >> 8, b >> 8) +
+                                   Product(a >> 16, b >> 16) + Product(a >> 24, b >> 24));
+    });
+  }
+  static Int ShiftLeft8(const Int& x) {
+    return MakeInt([&](size_t i) { return x.lanes[i] << 8; });
+  }
+  static Int ShiftRight8(const Int& x) {
+    return MakeInt([&](size_t i) { return x.lanes[i] >> 8; });
+  }
+  static Float ToFloat(const Int& x) {
+    return Make([&](size_t i) { return static_cast<float>(static_cast<int32_t>(x.lanes[i])); });
+  }
+  static Int Truncate(const Float& x) {
+    return MakeInt([&](size_t i) {
+      const float lane = x.lanes[i];  // Beyond int32, and for NaN, as x86 does.
+      return lane > -2e9f && lane < 2e9f ? static_cast<uint32_t>(static_cast<int32_t>(lane))
+                                         : 0x80000000u;
+    });
+  }
+  static void StoreBytes(const Int& x, uint8_t* to) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      to[i] = static_cast<uint8_t>(x.lanes[i]);
+    }
+  }
+
+  static void SplitMeta(const void* pairs, float* scale, float* min) {
+    uint16_t words[128];
+    std::memcpy(words, pairs, sizeof(words));
+    for (size_t g = 0; g < 8; ++g) {
+      for (size_t i = 0; i < 8; ++i) {  // 4 * half + mt
+        const size_t to = i / 4 * 32 + g * 4 + i % 4;
+        scale[to] = Float16{words[2 * (8 * g + i)]}.ToFloat();
+        min[to] = Float16{words[2 * (8 * g + i) + 1]}.ToFloat();
+      }
+    }
+  }
+
+  static void TransposeWords(const void* const (&rows)[16], uint32_t* out, size_t stride) {
+    for (size_t r = 0; r < 16; ++r) {
+      uint32_t words[16];
+      std::memcpy(words, rows[r], sizeof(words));
+      for (size_t i = 0; i < 16; ++i) {
+        out[(i % 4 * 4 + i / 4) * stride + r] = words[i];
+      }
+    }
+  }
+
+  static void TransposePairs(const void* const (&rows)[8], uint32_t* out, size_t stride) {
+    for (size_t r = 0; r < 8; ++r) {
+      uint32_t words[16];
+      std::memcpy(words, rows[r], sizeof(words));
+      for (size_t i = 0; i < 16; ++i) {
+        out[(i % 2 * 4 + i / 4) * stride + 2 * r + i % 4 / 2] = words[i];
+      }
+    }
+  }
+
+ private:
+  template <typename F>
+  static Float Make(F lane) {
+    Float x;
+    for (size_t i = 0; i < kLanes; ++i) {
+      x.lanes[i] = lane(i);
+    }
+    return x;
+  }
+  template <typename F>
+  static Int MakeInt(F lane) {
+    Int x;
+    for (size_t i = 0; i < kLanes; ++i) {
+      x.lanes[i] = lane(i);
+    }
+    return x;
+  }
+  static int32_t Product(uint32_t a, uint32_t b) {
+    return static_cast<int32_t>(a & 0xff) * static_cast<int8_t>(b & 0xff);
+  }
+  static float Exp2(float x) {
+    x = x < -126.0f ? -126.0f : x;
+    const float whole = std::nearbyint(x);
+    const float f = x - whole;
+    float y = 1.5403530e-4f;
+    y = y * f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    if (!(whole <= 127.0f)) {  // NaN stays; beyond the range, infinity.
+      return whole > 127.0f ? HUGE_VALF : x;
+    }
+    const auto exponent = static_cast<uint32_t>(static_cast<int32_t>(whole)) << 23;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(y) + exponent);
+  }
+};
+
+}  // namespace
+}  // namespace crumb::cpu

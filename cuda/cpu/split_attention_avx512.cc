@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Split attention with AVX-512 F, BW, VL, DQ and VNNI.
+#include "cuda/cpu/history_kernel.h"
+#include "cuda/cpu/simd_avx512.h"
+#include "cuda/cpu/window_kernel.h"
+
+namespace crumb::cpu {
+namespace {
+
+constexpr SplitAttentionFunctions kFunctions = {
+    .transpose = HistoryKernel<Simd>::Transpose,
+    .attend_page = HistoryKernel<Simd>::AttendPage,
+    .attend_window = WindowKernel<Simd>::AttendWindow,
+};
+
+}  // namespace
+
+const SplitAttentionFunctions& Avx512SplitAttentionFunctions() {
+  return kFunctions;
+}
+
+}  // namespace crumb::cpu

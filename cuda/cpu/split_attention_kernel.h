@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Split attention for one instruction set: what the driver (split_attention.cc) prepares and what
+// the kernels share. history_kernel.h reads INT2 pages, window_kernel.h BF16 rows; both are written
+// once over a vector type (simd_avx512.h and its siblings).
+//
+// Query heads of all query tokens are "rows": row = query * group + head. History looks the same to
+// every one of them, so they go through it in chunks of kChunkRows, whatever query they belong to.
+// Scores are in units of log 2 throughout, so that the exponential is 2^x.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "proto/base/bfloat16.h"
+#include "proto/page/page_format.h"
+
+namespace crumb::cpu {
+
+inline constexpr size_t kChunkRows = 4;
+
+// The state of one online softmax over kChunkRows rows; entries past them only pad a vector.
+struct alignas(64) ChunkState {
+  static constexpr size_t kMaxLanes = 16;
+  float max[kMaxLanes];     // m: the highest score so far, or -infinity.
+  float sum[kMaxLanes];     // Sum of 2^(score - m).
+  float offset[kMaxLanes];  // Sum of 2^(score - m) * (minimum of the value row).
+};
+
+// Queries of one chunk as fixed point: query = scale * integer, integer = 256 * digit 0 + digit 1,
+// both signed. digits [2][key_dim / 32][4][2][kChunkRows] words of four channels: of word (digit,
+// step, t, half, row), byte j is channel 32 * step + 16 * half + 4 * t + j.
+// Digit 0 alone is the nearest that one digit can come.
+struct FixedQueries {
+  const int32_t* digits[2] = {};
+  float scale[kChunkRows] = {};  // Times the attention's scale and log2(e).
+  float sums[2][kChunkRows] =
+      {};  // Sum of the integers: by digit 0 alone (256 times it), and exact.
+};
+
+// One INT2 head block with its words transposed, so that a vector's lanes are tokens (keys) or
+// channels (values); codes stay packed.
+//   keys    [key_dim / 32][4 t][8 g][4 mt] words; bits of byte j as in Int2HeadBlock::KeyCode
+//   values  [value tiles][8 = 4 kk + t][16] words; bits as in Int2HeadBlock::ValueCode
+// A value tile is 32 channels: of tile 2 p + m, word lane l, channel 64 p + 32 (l / 8) + 16 m + l %
+// 8
+// (+ 8 in the odd pairs of bits). The last tiles may reach past value_dim; codes are zero there.
+// Metadata is in the order of tokens of the scores: position 32 rh + 4 g + mt.
+struct TransposedPage {
+  uint32_t* keys;
+  uint32_t* values;
+  alignas(64) float key_scale[kPageTokens];
+  alignas(64) float key_min[kPageTokens];
+  alignas(64) float value_scale[kPageTokens];
+  alignas(64) float value_min[kPageTokens];
+  float max_value_scale;
+};
+
+constexpr size_t NumValueTiles(size_t value_dim) {
+  return (value_dim + 63) / 64 * 2;
+}
+constexpr size_t kValueTileChannels = 32;
+
+// History's outputs of one chunk: [kChunkRows][value tiles][2 rh][16], unnormalised.
+constexpr size_t PaddedValueDim(size_t value_dim) {
+  return NumValueTiles(value_dim) * kValueTileChannels;
+}
+// The channel of history's output `i` of a row.
+constexpr size_t ChannelOfOutput(size_t i) {
+  const size_t tile = i / 32;
+  const size_t row_half = i % 32 / 16;
+  const size_t lane = i % 16;
+  return tile / 2 * 64 + lane / 8 * 32 + tile % 2 * 16 + row_half * 8 + lane % 8;
+}
+
+// A BF16 segment against one chunk. Row r sees tokens [0, visible[r]).
+struct WindowArgs {
+  const BFloat16* keys = nullptr;
+  const BFloat16* values = nullptr;
+  size_t num_tokens = 0;  // At most kWindowTile.
+  size_t visible[kChunkRows] = {};
+  const float* queries = nullptr;  // [kChunkRows][key_dim]
+  float score_scale = 0;           // The attention's scale times log2(e).
+  float* outputs = nullptr;        // [kChunkRows][value_dim], unnormalised, channels in order.
+};
+inline constexpr size_t kWindowTile = 64;
+
+// One instruction set's kernels.
+struct SplitAttentionFunctions {
+  void (*transpose)(size_t key_dim, size_t value_dim, const std::byte* block, TransposedPage& page);
+  // Adds one page to the first num_rows rows of a chunk.
+  void (*attend_page)(size_t key_dim,
+                      size_t value_dim,
+                      const TransposedPage& page,
+                      const FixedQueries& queries,
+                      size_t num_rows,
+                      ChunkState& state,
+                      float* outputs);
+  // Adds a tile of a BF16 segment to a chunk's rows; a row that sees none of it is left alone.
+  void (*attend_window)(size_t key_dim,
+                        size_t value_dim,
+                        const WindowArgs& args,
+                        ChunkState& state);
+};
+
+const SplitAttentionFunctions& PortableSplitAttentionFunctions();
+const SplitAttentionFunctions& Avx2SplitAttentionFunctions();
+const SplitAttentionFunctions& Avx512SplitAttentionFunctions();
+
+}  // namespace crumb::cpu
