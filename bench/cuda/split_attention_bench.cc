@@ -11,7 +11,6 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -24,6 +23,7 @@
 
 #include "bench/cuda/bf16_attention.h"
 #include "bench/support/figure.h"
+#include "bench/support/thread_clock.h"
 #include "crumb/cuda/split_attention.h"
 #include "proto/base/float16.h"
 #include "proto/page/page_format.h"
@@ -44,9 +44,9 @@ constexpr size_t kRounds = 31;
 const float kScale = 1 / std::sqrt(static_cast<float>(kDim));
 
 double Seconds(const std::function<void()>& call) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = ThreadSeconds();
   call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return ThreadSeconds() - start;
 }
 
 struct Caches {
@@ -149,8 +149,7 @@ void AttendBf16(Caches& caches, size_t layer, size_t kv_head, CpuPath path) {
   }
 }
 
-// Seconds of one KV head, one entry a call: short enough that a neighbour's turn on the core spoils
-// few of them. One Times a thread.
+// Seconds of the thread's own time for one KV head, one entry a call. One Times a thread.
 struct Times {
   std::vector<double> flat;
   std::vector<double> peaked;

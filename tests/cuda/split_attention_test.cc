@@ -17,10 +17,10 @@ namespace {
 
 using testing::HasSubstr;
 
-// Fast paths hold queries and probabilities as integers of 16 bits: a query element is off by at
-// most max|q| / 65024, a probability by max(p * scale) / 65024 of its page, both of random sign.
-// Over these shapes that stays below 1e-4 of the largest |v| in the output; a wrong head, token or
-// digit is off by 1e-2 and more.
+// Fast paths hold queries and probabilities as integers of 16 bits, or of 8 where no token of a
+// page has more than 1/256 of the probability before it (docs/decisions/0020-digits-by-share.md).
+// Over these shapes that stays below 1e-3 of the largest |v|; a wrong head, token or digit is off
+// by 1e-2 and more.
 constexpr double kTolerance = 1e-3;
 constexpr double kLseTolerance = 1e-3;
 
