@@ -3,11 +3,11 @@
 // shared: a profile is held by all engines, pages and tasks that use it.
 #include "crumb/cuda/profile.h"
 
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "cuda/profile/file_metadata.h"
 #include "cuda/profile/profile_file.h"
 #include "cuda/profile/safetensors.h"
 #include "proto/base/check.h"
@@ -56,19 +56,17 @@ absl::Status AddRotations(const char* name,
   return absl::OkStatus();
 }
 
-std::map<std::string, std::string> MetadataOf(const ProfileParts& parts) {
-  return {
-      {profile_file::kFormatKey, profile_file::kFormat},
+MetadataMap MetadataOf(const ProfileParts& parts) {
+  MetadataMap metadata = {
+      {kFormatKey, profile_file::kFormat},
+      {kModelKey, parts.model},
       {profile_file::kCodecKey, std::string(CodecName(parts.codec))},
-      {profile_file::kModelKey, parts.model},
-      {profile_file::kNumLayersKey, absl::StrCat(parts.geometry.num_layers)},
-      {profile_file::kNumKvHeadsKey, absl::StrCat(parts.geometry.num_kv_heads)},
-      {profile_file::kKeyDimKey, absl::StrCat(parts.geometry.key_dim)},
-      {profile_file::kValueDimKey, absl::StrCat(parts.geometry.value_dim)},
       {profile_file::kPageTokensKey, absl::StrCat(kPageTokens)},
       {profile_file::kSinkTokensKey, absl::StrCat(parts.windows.sink_tokens)},
       {profile_file::kRecentTokensKey, absl::StrCat(parts.windows.recent_tokens)},
   };
+  AddGeometry(parts.geometry, &metadata);
+  return metadata;
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The names in a profile file, which its writer and its reader share. crumb/cuda/profile.h says
-// what they mean.
+// what they mean; file_metadata.h has those that statistics share.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -12,13 +13,7 @@ namespace crumb::profile_file {
 
 inline constexpr char kFormat[] = "crumb.profile.v1";
 
-inline constexpr char kFormatKey[] = "format";
 inline constexpr char kCodecKey[] = "codec";
-inline constexpr char kModelKey[] = "model";
-inline constexpr char kNumLayersKey[] = "num_layers";
-inline constexpr char kNumKvHeadsKey[] = "num_kv_heads";
-inline constexpr char kKeyDimKey[] = "key_dim";
-inline constexpr char kValueDimKey[] = "value_dim";
 inline constexpr char kPageTokensKey[] = "page_tokens";
 inline constexpr char kSinkTokensKey[] = "sink_tokens";
 inline constexpr char kRecentTokensKey[] = "recent_tokens";

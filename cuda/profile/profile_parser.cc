@@ -8,9 +8,9 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "cuda/profile/file_metadata.h"
 #include "cuda/profile/profile_file.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
@@ -21,7 +21,6 @@ namespace {
 
 constexpr size_t kLineFloats = 16;            // Of a cache line.
 constexpr float kOrthogonalityLimit = 1e-3F;  // Of |R R^T - I|, each element.
-constexpr size_t kMaxModelChars = 256;
 constexpr uint32_t kMaxWindowTokens = 1 << 20;
 
 template <typename... Parts>
@@ -116,91 +115,32 @@ absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<
   return std::shared_ptr<const Profile>(std::move(profile_));
 }
 
-absl::StatusOr<std::string> ProfileParser::Metadata(const char* key) const {
-  const auto found = contents_.metadata.find(key);
-  if (found == contents_.metadata.end()) {
-    return Refuse("metadata '", key, "' is missing");
-  }
-  return found->second;
-}
-
-absl::StatusOr<uint32_t> ProfileParser::Number(const char* key) const {
-  CRUMB_ASSIGN_OR_RETURN(const std::string text, Metadata(key));
-  uint32_t number = 0;
-  // Digits alone: SimpleAtoi would also take a sign and blanks.
-  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos ||
-      !absl::SimpleAtoi(text, &number)) {
-    return Refuse("metadata '", key, "' is '", Printable(text), "', not a whole number of 32 bits");
-  }
-  return number;
-}
-
 absl::Status ProfileParser::ReadMetadata() {
-  CRUMB_ASSIGN_OR_RETURN(const std::string format, Metadata(profile_file::kFormatKey));
-  if (format != profile_file::kFormat) {
-    return Refuse("metadata 'format' is '", Printable(format), "'; this version reads '",
-                  profile_file::kFormat, "' alone");
-  }
-  CRUMB_ASSIGN_OR_RETURN(const std::string codec, Metadata(profile_file::kCodecKey));
+  const MetadataReader metadata("profile", contents_.metadata);
+  CRUMB_RETURN_IF_ERROR(metadata.CheckFormat(profile_file::kFormat));
+  CRUMB_ASSIGN_OR_RETURN(const std::string codec, metadata.Text(profile_file::kCodecKey));
   const std::optional<CodecId> known = CodecFromName(codec);
   if (!known.has_value()) {
     return Refuse("metadata 'codec' is '", Printable(codec),
                   "'; this version knows oscar-int2 and oscar-int2-aware");
   }
   profile_->codec_ = *known;
-  CRUMB_ASSIGN_OR_RETURN(profile_->model_, Metadata(profile_file::kModelKey));
-  if (profile_->model_.size() > kMaxModelChars) {
-    return Refuse("metadata 'model' has ", profile_->model_.size(), " bytes; at most ",
-                  kMaxModelChars, " are allowed");
-  }
-  CRUMB_RETURN_IF_ERROR(ReadGeometry());
-  return ReadWindows();
+  CRUMB_ASSIGN_OR_RETURN(profile_->model_, metadata.Model());
+  CRUMB_ASSIGN_OR_RETURN(profile_->geometry_, metadata.ReadGeometry());
+  return ReadWindows(metadata);
 }
 
-absl::Status ProfileParser::ReadGeometry() {
-  Geometry& geometry = profile_->geometry_;
-  struct Field {
-    const char* key;
-    uint32_t* value;
-    uint32_t max;
-    bool is_head_dim;
-  };
-  const Field fields[] = {
-      {profile_file::kNumLayersKey, &geometry.num_layers, Geometry::kMaxLayers, false},
-      {profile_file::kNumKvHeadsKey, &geometry.num_kv_heads, Geometry::kMaxKvHeads, false},
-      {profile_file::kKeyDimKey, &geometry.key_dim, kMaxHeadDim, true},
-      {profile_file::kValueDimKey, &geometry.value_dim, kMaxHeadDim, true},
-  };
-  for (const Field& field : fields) {
-    CRUMB_ASSIGN_OR_RETURN(*field.value, Number(field.key));
-    if (field.is_head_dim && !IsValidHeadDim(*field.value)) {
-      return Refuse("metadata '", field.key, "' is ", *field.value,
-                    "; it must be a multiple of 32 from 32 to ", field.max);
+absl::Status ProfileParser::ReadWindows(const MetadataReader& metadata) {
+  CRUMB_RETURN_IF_ERROR(
+      metadata.Number(profile_file::kPageTokensKey, kPageTokens, kPageTokens).status());
+  for (const auto& [key, value] :
+       {std::pair(profile_file::kSinkTokensKey, &profile_->windows_.sink_tokens),
+        std::pair(profile_file::kRecentTokensKey, &profile_->windows_.recent_tokens)}) {
+    CRUMB_ASSIGN_OR_RETURN(const uint64_t tokens, metadata.Number(key, 0, kMaxWindowTokens));
+    if (tokens % kPageTokens != 0) {
+      return Refuse("metadata '", key, "' is ", tokens, "; it must be a multiple of ", kPageTokens);
     }
-    if (*field.value < 1 || *field.value > field.max) {
-      return Refuse("metadata '", field.key, "' is ", *field.value, "; it must be from 1 to ",
-                    field.max);
-    }
-  }
-  CRUMB_CHECK(geometry.IsValid(), "the checks above are Geometry's");
-  return absl::OkStatus();
-}
-
-absl::Status ProfileParser::ReadWindows() {
-  CRUMB_ASSIGN_OR_RETURN(const uint32_t page_tokens, Number(profile_file::kPageTokensKey));
-  if (page_tokens != kPageTokens) {
-    return Refuse("metadata 'page_tokens' is ", page_tokens, "; this version has pages of ",
-                  kPageTokens);
-  }
-  CRUMB_ASSIGN_OR_RETURN(profile_->windows_.sink_tokens, Number(profile_file::kSinkTokensKey));
-  CRUMB_ASSIGN_OR_RETURN(profile_->windows_.recent_tokens, Number(profile_file::kRecentTokensKey));
-  for (const auto& [key, tokens] :
-       {std::pair(profile_file::kSinkTokensKey, profile_->windows_.sink_tokens),
-        std::pair(profile_file::kRecentTokensKey, profile_->windows_.recent_tokens)}) {
-    if (tokens % kPageTokens != 0 || tokens > kMaxWindowTokens) {
-      return Refuse("metadata '", key, "' is ", tokens, "; it must be a multiple of ", kPageTokens,
-                    " of at most ", kMaxWindowTokens);
-    }
+    *value = static_cast<uint32_t>(tokens);
   }
   return absl::OkStatus();
 }

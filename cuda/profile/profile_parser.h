@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "crumb/cuda/profile.h"
+#include "cuda/profile/file_metadata.h"
 #include "cuda/profile/safetensors.h"
 
 namespace crumb {
@@ -22,12 +23,8 @@ class ProfileParser {
   absl::StatusOr<std::shared_ptr<const Profile>> Parse(std::vector<std::byte> file);
 
  private:
-  absl::StatusOr<std::string> Metadata(const char* key) const;
-  absl::StatusOr<uint32_t> Number(const char* key) const;
-
   absl::Status ReadMetadata();
-  absl::Status ReadGeometry();
-  absl::Status ReadWindows();
+  absl::Status ReadWindows(const MetadataReader& metadata);
 
   // Before any tensor is read, so that all have their place and none moves.
   void ReserveFloats();
