@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What crumb-calibrate does, apart from its command line. Each prints for people to `out`; what
+// they should worry about goes to `err`.
+#pragma once
+
+#include <filesystem>
+#include <iosfwd>
+
+#include "absl/status/status.h"
+
+#include "crumb/cuda/fit_profile.h"
+
+namespace crumb::calibrate {
+
+struct Streams {
+  std::ostream& out;
+  std::ostream& err;
+};
+
+// Fits a profile to the statistics and writes it, whole or not at all. Errors as Statistics::Load,
+// FitProfile, Profile::Serialize and WriteFileAtomically.
+absl::Status Fit(const std::filesystem::path& statistics,
+                 const FitOptions& options,
+                 const std::filesystem::path& profile,
+                 Streams streams);
+
+// Describes a profile or a statistics file, whichever it is, after all checks of its reader.
+absl::Status Inspect(const std::filesystem::path& path, Streams streams);
+
+// Reads a profile with all checks; with `expected_id` (hexadecimal, a prefix will do)
+// FAILED_PRECONDITION when it has another one.
+absl::Status Verify(const std::filesystem::path& path,
+                    const std::string& expected_id,
+                    Streams streams);
+
+}  // namespace crumb::calibrate

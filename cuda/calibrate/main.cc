@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// crumb-calibrate: from a model's statistics to the profile that engines and daemons share.
+#include <functional>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda/calibrate/commands.h"
+
+#include <CLI/CLI.hpp>
+
+namespace crumb::calibrate {
+namespace {
+
+constexpr char kAbout[] =
+    "Fits model profiles: how a model's keys and values are rotated and rounded to two bits.\n"
+    "\n"
+    "An engine collects statistics while it reads a few texts (crumb-example collect does for\n"
+    "Llama models); this program turns them into a profile. Two engines share pages only if their\n"
+    "profiles are the same file, byte for byte.";
+
+constexpr char kFitExamples[] =
+    "Examples:\n"
+    "  crumb-calibrate fit stats.safetensors --out profile.safetensors\n"
+    "      the default: attention-aware rounding, one rotation a KV head\n"
+    "  crumb-calibrate fit stats.safetensors --out published.safetensors \\\n"
+    "      --codec oscar-int2 --rotation per-layer\n"
+    "      the recipe as published (arXiv 2605.17757)\n"
+    "  crumb-calibrate fit stats.safetensors --out p.safetensors --key-rotation hadamard\n"
+    "      keys by the Hadamard matrix alone: better for some models, so measure both";
+
+constexpr char kInspectExamples[] =
+    "Examples:\n"
+    "  crumb-calibrate inspect profile.safetensors\n"
+    "  crumb-calibrate inspect stats.safetensors";
+
+constexpr char kVerifyExamples[] =
+    "Examples:\n"
+    "  crumb-calibrate verify profile.safetensors\n"
+    "  crumb-calibrate verify profile.safetensors --id 3f9c2ab1";
+
+// A flag of one of a few words; `set` gets the word's value.
+template <typename Value>
+void AddChoice(CLI::App* app,
+               const std::string& flag,
+               const std::string& help,
+               const std::map<std::string, Value>& words,
+               std::function<void(Value)> set) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : words) {
+    names.push_back(name);
+  }
+  app->add_option_function<std::string>(
+         flag, [words, set](const std::string& name) { set(words.at(name)); }, help)
+      ->check(CLI::IsMember(names))
+      ->type_name("WORD");
+}
+
+struct Arguments {
+  std::string statistics;
+  std::string profile;
+  std::string expected_id;
+  FitOptions fit;
+};
+
+CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
+  CLI::App* fit = app->add_subcommand("fit", "Fit a profile to a statistics file");
+  FitOptions& options = arguments->fit;
+  fit->footer(kFitExamples);
+  fit->add_option("statistics", arguments->statistics, "What an engine collected")
+      ->required()
+      ->type_name("FILE");
+  fit->add_option("-o,--out", arguments->profile, "The profile to write; an old one is replaced")
+      ->required()
+      ->type_name("FILE");
+  AddChoice<CodecId>(
+      fit, "--codec",
+      "How keys are rounded: oscar-int2-aware (default), with error feedback and a "
+      "search for each row's range, or oscar-int2, to nearest",
+      {{"oscar-int2", CodecId::kOscarInt2}, {"oscar-int2-aware", CodecId::kOscarInt2Aware}},
+      [&options](CodecId codec) { options.codec = codec; });
+  const std::map<std::string, RotationKind> kinds = {{"per-head", RotationKind::kPerHead},
+                                                     {"per-layer", RotationKind::kPerLayer},
+                                                     {"hadamard", RotationKind::kHadamard}};
+  // CLI11 calls back in this order, whatever the order of the flags, so the narrow flags win.
+  AddChoice<RotationKind>(
+      fit, "--rotation", "per-head (default), per-layer (heads share one), or hadamard", kinds,
+      [&options](RotationKind kind) { options.key_rotation = options.value_rotation = kind; });
+  AddChoice<RotationKind>(fit, "--key-rotation", "That of keys alone", kinds,
+                          [&options](RotationKind kind) { options.key_rotation = kind; });
+  AddChoice<RotationKind>(fit, "--value-rotation", "That of values alone", kinds,
+                          [&options](RotationKind kind) { options.value_rotation = kind; });
+  fit->add_option("--key-clip", options.key_clip,
+                  "Share of a key's channels within its range; 0 is off; oscar-int2 only")
+      ->capture_default_str();
+  fit->add_option("--value-clip", options.value_clip, "The same of values")->capture_default_str();
+  fit->add_option("--sink", options.windows.sink_tokens, "First tokens kept in BF16")
+      ->capture_default_str();
+  fit->add_option("--recent", options.windows.recent_tokens, "Last tokens kept in BF16")
+      ->capture_default_str();
+  fit->add_flag("--shift,!--no-shift", options.shift_keys,
+                "Subtract each head's mean key (default); oscar-int2-aware only");
+  fit->add_option("--damping", options.damping,
+                  "Trust in the metric: what is added to its diagonal, in units of its mean")
+      ->capture_default_str();
+  return fit;
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{kAbout, "crumb-calibrate"};
+  app.require_subcommand(1);
+  const CLI::App* fit = AddFit(&app, &arguments);
+
+  CLI::App* inspect = app.add_subcommand("inspect", "Describe a profile or a statistics file");
+  inspect->footer(kInspectExamples);
+  inspect->add_option("file", arguments.profile, "The file")->required()->type_name("FILE");
+
+  CLI::App* verify = app.add_subcommand("verify", "Check a profile; exit status 1 if it is bad");
+  verify->footer(kVerifyExamples);
+  verify->add_option("profile", arguments.profile, "The profile")->required()->type_name("FILE");
+  verify->add_option("--id", arguments.expected_id, "The id it must have, or how that begins")
+      ->type_name("HEX");
+
+  CLI11_PARSE(app, argc, argv);
+  const Streams streams{std::cout, std::cerr};
+  absl::Status status;
+  if (fit->parsed()) {
+    status = Fit(arguments.statistics, arguments.fit, arguments.profile, streams);
+  } else if (inspect->parsed()) {
+    status = Inspect(arguments.profile, streams);
+  } else {
+    status = Verify(arguments.profile, arguments.expected_id, streams);
+  }
+  if (!status.ok()) {
+    std::cerr << "crumb-calibrate: " << status.message() << "\n";
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace crumb::calibrate
+
+int main(int argc, char** argv) {
+  return crumb::calibrate::Main(argc, argv);
+}
