@@ -31,7 +31,7 @@ struct FitOptions {
   CodecId codec = CodecId::kOscarInt2Aware;
   RotationKind key_rotation = RotationKind::kPerHead;
   RotationKind value_rotation = RotationKind::kPerHead;
-  Windows windows;
+  Windows windows = {};
   // Clip ratios, <= 0: off. That of keys serves oscar-int2; oscar-int2-aware searches each row's
   // range itself. The published constants.
   float key_clip = 0.96F;
