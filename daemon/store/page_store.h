@@ -29,8 +29,10 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 
 #include "daemon/store/store_types.h"
 #include "proto/base/clock.h"
@@ -40,7 +42,7 @@
 namespace crumb {
 
 namespace store_internal {
-class StoreState;
+class StoreCore;
 struct ReadHold;
 struct WriteHold;
 }  // namespace store_internal
@@ -66,7 +68,7 @@ class ReadGuard {
   std::span<const PinnedPage> pages() const;
 
  private:
-  friend class store_internal::StoreState;
+  friend class PageStore;
   std::unique_ptr<store_internal::ReadHold> hold_;
 };
 
@@ -91,7 +93,7 @@ class WriteGuard {
   std::span<const WritableBlock> blocks() const;
 
  private:
-  friend class store_internal::StoreState;
+  friend class PageStore;
   std::unique_ptr<store_internal::WriteHold> hold_;
 };
 
@@ -105,7 +107,7 @@ class PageStore {
   PageStore(const PageStore&) = delete;
   PageStore& operator=(const PageStore&) = delete;
 
-  const StoreOptions& options() const;
+  const StoreOptions& options() const { return options_; }
 
   // INVALID_ARGUMENT: name, tenant, geometry or heads out of bounds. RESOURCE_EXHAUSTED: too many
   // sessions. UNAVAILABLE: draining.
@@ -134,7 +136,8 @@ class PageStore {
   // already is held, so that it cannot vanish before Commit. Pages of the sink are wanted in BF16,
   // all others in INT2, those of the last recent window in BF16 too (the tail). Evicts when there
   // is no room; RESOURCE_EXHAUSTED at once, with nothing evicted, when that would not do, or too
-  // many publishes are unfinished. INVALID_ARGUMENT, UNAVAILABLE as Lookup.
+  // many publishes are unfinished. ABORTED: too many others publish the same pages just now.
+  // INVALID_ARGUMENT, UNAVAILABLE as Lookup.
   absl::StatusOr<PublishPlan> BeginPublish(SessionId session,
                                            std::string_view context_key,
                                            std::span<const uint32_t> tokens);
@@ -147,8 +150,7 @@ class PageStore {
   // be left out; nothing else may. What someone else committed meanwhile is a success.
   // NOT_FOUND: no such publish. INVALID_ARGUMENT: a block that is missing, repeated, not in the
   // plan, or with another number of checksums; names the page. FAILED_PRECONDITION: a WriteGuard of
-  // it is alive. After these errors the publish goes on. ABORTED (it is over, retry): the same
-  // pages were committed in too many pieces by others.
+  // it is alive. After an error the publish goes on.
   absl::StatusOr<CommitResult> CommitPublish(SessionId session,
                                              PublishId publish,
                                              std::span<const WrittenBlock> written);
@@ -194,8 +196,18 @@ class PageStore {
   absl::Status CheckInvariants() const;
 
  private:
-  explicit PageStore(std::unique_ptr<store_internal::StoreState> state);
-  std::unique_ptr<store_internal::StoreState> state_;
+  friend class ReadGuard;
+  friend class WriteGuard;
+  class Access;
+
+  PageStore(const StoreOptions& options, const Clock& clock);
+  void EndRead(const store_internal::ReadHold& hold);
+  void EndWrite(const store_internal::WriteHold& hold);
+
+  const StoreOptions options_;
+  const Clock& clock_;
+  mutable absl::Mutex mutex_;
+  const std::unique_ptr<store_internal::StoreCore> core_ ABSL_PT_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb
