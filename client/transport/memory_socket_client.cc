@@ -111,7 +111,8 @@ absl::Status MemorySocketClient::OpenSocket() {
 
 absl::Status MemorySocketClient::WaitForSocket(short events, absl::Time deadline) {  // NOLINT
   for (;;) {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - clock_.Now());
+    const int64_t left_ms =
+        absl::ToInt64Milliseconds(absl::Ceil(deadline - clock_.Now(), absl::Milliseconds(1)));
     if (left_ms <= 0) {
       return TooLate(path_);
     }
