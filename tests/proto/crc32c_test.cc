@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/base/crc32c.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string_view>
+#include <vector>
+
+namespace crumb {
+namespace {
+
+std::vector<std::byte> Bytes(size_t size, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) {
+    byte = static_cast<std::byte>(random());
+  }
+  return bytes;
+}
+
+std::span<const std::byte> Text(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+// RFC 3720, appendix B.4.
+TEST(Crc32cTest, VectorsOfTheRfc) {
+  std::vector<std::byte> bytes(32);
+  EXPECT_EQ(Crc32c(bytes), 0x8a9136aaU);
+  std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+  EXPECT_EQ(Crc32c(bytes), 0x62a8ab43U);
+  for (size_t i = 0; i < 32; ++i) {
+    bytes[i] = static_cast<std::byte>(i);
+  }
+  EXPECT_EQ(Crc32c(bytes), 0x46dd794eU);
+  std::reverse(bytes.begin(), bytes.end());
+  EXPECT_EQ(Crc32c(bytes), 0x113fdb5cU);
+  const uint8_t read_command[48] = {0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0,    0, 0, 0, 0,
+                                    0x14, 0,    0, 0, 0, 0, 4, 0, 0,    0, 0, 0x14, 0, 0, 0, 0x18,
+                                    0x28, 0,    0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0,    0, 0, 0, 0};
+  EXPECT_EQ(Crc32c(std::as_bytes(std::span(read_command))), 0xd9963a56U);
+  EXPECT_EQ(Crc32c(Text("123456789")), 0xe3069283U);
+  EXPECT_EQ(Crc32cPortable(Text("123456789")), 0xe3069283U);
+  EXPECT_EQ(Crc32c({}), 0U);
+}
+
+TEST(Crc32cTest, TheInstructionAndTheTableAgree) {
+  // Past two rounds of the three streams, at every alignment.
+  const auto bytes = Bytes(3 * 1024 * 2 + 200, 1);
+  for (size_t begin = 0; begin < 9; ++begin) {
+    for (size_t size = 0; size < 200; ++size) {
+      const auto piece = std::span(bytes).subspan(begin, size);
+      ASSERT_EQ(Crc32c(piece), Crc32cPortable(piece)) << begin << ", " << size;
+    }
+  }
+  std::mt19937 random(2);
+  for (int round = 0; round < 2000; ++round) {
+    const size_t begin = random() % 64;
+    const size_t size = random() % (bytes.size() - begin);
+    const auto seed = static_cast<uint32_t>(random());
+    const auto piece = std::span(bytes).subspan(begin, size);
+    ASSERT_EQ(Crc32c(piece, seed), Crc32cPortable(piece, seed)) << begin << ", " << size;
+  }
+}
+
+TEST(Crc32cTest, ContinuesWhereItStopped) {
+  const auto bytes = Bytes(10'000, 3);
+  const uint32_t whole = Crc32c(bytes);
+  for (const size_t cut : {0U, 1U, 7U, 8U, 3071U, 3072U, 3073U, 9'999U, 10'000U}) {
+    const auto first = std::span(bytes).first(cut);
+    const auto second = std::span(bytes).subspan(cut);
+    EXPECT_EQ(Crc32c(second, Crc32c(first)), whole) << cut;
+    EXPECT_EQ(Crc32cPortable(second, Crc32c(first)), whole) << cut;
+  }
+}
+
+TEST(Crc32cTest, EveryFlippedBitChangesIt) {
+  auto bytes = Bytes(300, 4);
+  const uint32_t before = Crc32c(bytes);
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+    ASSERT_NE(Crc32c(bytes), before) << bit;
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+  }
+}
+
+TEST(Crc32cTest, CopyingCopiesAndChecks) {
+  for (const size_t size : {0U, 1U, 100U, 12'287U, 12'288U, 12'289U, 100'000U}) {
+    const auto source = Bytes(size, 5);
+    std::vector<std::byte> target(size + 2, std::byte{0x5a});
+    EXPECT_EQ(CopyWithCrc32c(source, std::span(target).subspan(1, size)), Crc32cPortable(source));
+    EXPECT_TRUE(std::equal(source.begin(), source.end(), target.begin() + 1));
+    EXPECT_EQ(target.front(), std::byte{0x5a});
+    EXPECT_EQ(target.back(), std::byte{0x5a});
+  }
+}
+
+}  // namespace
+}  // namespace crumb
