@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/cuda/demote.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "crumb/cuda/rotate.h"
+#include "cuda/cpu/demote_kernel.h"
+#include "cuda/cpu/pack_codes.h"
 #include "cuda/reference/demote.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
@@ -59,16 +62,78 @@ absl::Status NonFiniteError(const NonFinite& found, const std::string& position)
                    "; a page takes finite values only: recompute it, do not cache it"));
 }
 
-void Demote(const HeadParameters& head,
-            std::span<const BFloat16> keys,
-            std::span<const BFloat16> values,
-            std::span<std::byte> block,
-            CpuPath path) {
-  CRUMB_CHECK(head.codec != CodecId::kOscarInt2Aware || head.key_feedback != nullptr,
-              "oscar-int2-aware needs key_feedback");
-  static_cast<void>(path);
-  reference::DemoteHeadBlock(head, keys, values, block);
+using DemoteRowsFunction = void (*)(const cpu::DemoteArgs& args);
+
+DemoteRowsFunction DemoteRowsOf(CpuPath path) {
+#if defined(__x86_64__)
+  if (path == CpuPath::kAvx512) {
+    return cpu::DemoteRowsAvx512;
+  }
+  if (path == CpuPath::kAvx2) {
+    return cpu::DemoteRowsAvx2;
+  }
+#endif
+  CRUMB_CHECK(path == CpuPath::kPortable, "this path is not in the build");
+  return cpu::DemoteRowsPortable;
 }
+
+// Demotes head blocks on one path, with the memory that its kernels need.
+class Demoter {
+ public:
+  Demoter(uint32_t key_dim, uint32_t value_dim, CpuPath path) : path_(path) {
+    if (path != CpuPath::kReference) {
+      const size_t dim = std::max(key_dim, value_dim);
+      demote_rows_ = DemoteRowsOf(path);
+      memory_.resize(cpu::kDemoteScratch * dim / 16 + dim);
+    }
+  }
+
+  void Demote(const HeadParameters& head,
+              std::span<const BFloat16> keys,
+              std::span<const BFloat16> values,
+              std::span<std::byte> block) {
+    const bool aware = head.codec == CodecId::kOscarInt2Aware;
+    CRUMB_CHECK(!aware || head.key_feedback != nullptr, "oscar-int2-aware needs key_feedback");
+    if (path_ == CpuPath::kReference) {
+      reference::DemoteHeadBlock(head, keys, values, block);
+      return;
+    }
+    const Int2HeadBlock format{head.key_dim, head.value_dim};
+    const uint8_t* codes = DemoteRows({.rows = keys.data(),
+                                       .dim = head.key_dim,
+                                       .clip = head.key_clip,
+                                       .feedback = aware ? head.key_feedback : nullptr},
+                                      block.data() + format.key_meta_offset());
+    cpu::PackKeyCodes(codes, head.key_dim, block.data() + format.key_codes_offset());
+    codes = DemoteRows({.rows = values.data(),
+                        .dim = head.value_dim,
+                        .clip = head.value_clip,
+                        .feedback = nullptr},
+                       block.data() + format.value_meta_offset());
+    cpu::PackValueCodes(codes, head.value_dim, block.data() + format.value_codes_offset());
+  }
+
+ private:
+  struct alignas(64) CacheLine {
+    float floats[16];
+  };
+
+  const uint8_t* DemoteRows(cpu::DemoteArgs args, std::byte* meta) {
+    uint16_t scales[kPageTokens];
+    uint16_t minima[kPageTokens];
+    args.scratch = memory_[0].floats;
+    args.codes = reinterpret_cast<uint8_t*>(memory_[cpu::kDemoteScratch * args.dim / 16].floats);
+    args.scales = scales;
+    args.minima = minima;
+    demote_rows_(args);
+    cpu::PackMeta(scales, minima, meta);
+    return args.codes;
+  }
+
+  const CpuPath path_;
+  DemoteRowsFunction demote_rows_ = nullptr;
+  std::vector<CacheLine> memory_;
+};
 
 // One head block after the other of KV heads [first_head, first_head + num_heads).
 class PageWalk {
@@ -153,7 +218,7 @@ absl::Status DemoteHeadBlock(const HeadParameters& head,
   if (const auto found = FindNonFinite(head, keys, values)) {
     return NonFiniteError(*found, absl::StrCat("token ", found->token, " of the page, "));
   }
-  Demote(head, keys, values, block, path);
+  Demoter(head.key_dim, head.value_dim, path).Demote(head, keys, values, block);
   return absl::OkStatus();
 }
 
@@ -168,11 +233,12 @@ absl::Status DemotePage(const Profile& profile,
   const size_t int2_bytes = profile.geometry().Int2Block().bytes();
   CRUMB_CHECK(bf16.size() == walk.bf16_bytes(), "BF16 image of another length");
   CRUMB_CHECK(int2.size() == walk.num_blocks() * int2_bytes, "INT2 image of another length");
+  Demoter demoter(profile.geometry().key_dim, profile.geometry().value_dim, path);
   for (size_t block = 0; block < walk.num_blocks(); ++block) {
     CRUMB_RETURN_IF_ERROR(walk.CheckFinite(bf16, block));
-    Demote(walk.head(block), walk.Keys<const BFloat16>(bf16, block),
-           walk.Values<const BFloat16>(bf16, block), int2.subspan(block * int2_bytes, int2_bytes),
-           path);
+    demoter.Demote(walk.head(block), walk.Keys<const BFloat16>(bf16, block),
+                   walk.Values<const BFloat16>(bf16, block),
+                   int2.subspan(block * int2_bytes, int2_bytes));
   }
   return absl::OkStatus();
 }

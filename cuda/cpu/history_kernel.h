@@ -255,8 +255,8 @@ class HistoryKernel {
 #pragma GCC unroll 4
       for (size_t i = 0; i < kPageTokens; i += kLanes) {
         const Float product = Simd::ToFloat(Simd::LoadInt(work.products[row] + i));
-        const Float score = Simd::Fma(Simd::Mul(product, unit), Simd::Load(page.key_scale + i),
-                                      Simd::Mul(sum, Simd::Load(page.key_min + i)));
+        const Float score = Simd::MulAdd(Simd::Mul(product, unit), Simd::Load(page.key_scale + i),
+                                         Simd::Mul(sum, Simd::Load(page.key_min + i)));
         Simd::Store(score, work.scores[row] + i);
         highest = Simd::Max(highest, score);
       }
@@ -301,10 +301,10 @@ class HistoryKernel {
       for (size_t i = 0; i < kPageTokens; i += kLanes) {
         const Float p = Simd::Exp2(Simd::Sub(Simd::Load(work.scores[row] + i), row_max));
         sum = Simd::Add(sum, p);
-        offset = Simd::Fma(p, Simd::Load(page.value_min + i), offset);
+        offset = Simd::MulAdd(p, Simd::Load(page.value_min + i), offset);
         const Float weight = Simd::Mul(p, Simd::Load(page.value_scale + i));
         const Int digits =
-            Simd::Truncate(Simd::Fma(weight, units, Simd::Load(kRoundingOffsets.values + i)));
+            Simd::Truncate(Simd::MulAdd(weight, units, Simd::Load(kRoundingOffsets.values + i)));
         if (fine) {
           Simd::StoreBytes(Simd::ShiftRight8(digits), work.weights[0][row] + i);
           Simd::StoreBytes(digits, work.weights[1][row] + i);
@@ -375,8 +375,8 @@ class HistoryKernel {
 #pragma GCC unroll 2
           for (size_t half = 0; half < 2; ++half) {
             float* out = outputs + row * stride + tile * kValueTileChannels + half * 16 + lane;
-            Simd::Store(Simd::Fma(Simd::ToFloat(sums[tile][half][row]), units[half],
-                                  Simd::Mul(Simd::Load(out), decay)),
+            Simd::Store(Simd::MulAdd(Simd::ToFloat(sums[tile][half][row]), units[half],
+                                     Simd::Mul(Simd::Load(out), decay)),
                         out);
           }
         }

@@ -34,6 +34,7 @@ struct Simd {
   static Float Sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
   static Float Mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
   static Float Div(Float a, Float b) { return _mm256_div_ps(a, b); }
+  static Float MulAdd(Float a, Float b, Float sum) { return _mm256_fmadd_ps(a, b, sum); }
   static Float Fma(Float a, Float b, Float sum) { return _mm256_fmadd_ps(a, b, sum); }
   static Float NegFma(Float a, Float b, Float sum) { return _mm256_fnmadd_ps(a, b, sum); }
   static Float Max(Float a, Float b) { return _mm256_max_ps(a, b); }
@@ -72,7 +73,6 @@ struct Simd {
   }
 
   // ---- Comparisons.
-  static Mask GreaterEqual(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
   static Mask Less(Float a, Float b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   static Float Select(Mask mask, Float a, Float b) { return _mm256_blendv_ps(b, a, mask); }
 
@@ -146,11 +146,34 @@ struct Simd {
     }
   }
 
-  static __m128i HalfBits(Float x) {
-    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  static void Transpose(Float (&x)[kLanes]) {
+    Float quads[2][4];
+#pragma GCC unroll 2
+    for (size_t i = 0; i < 2; ++i) {
+      const Float ab_low = _mm256_unpacklo_ps(x[4 * i], x[4 * i + 1]);
+      const Float ab_high = _mm256_unpackhi_ps(x[4 * i], x[4 * i + 1]);
+      const Float cd_low = _mm256_unpacklo_ps(x[4 * i + 2], x[4 * i + 3]);
+      const Float cd_high = _mm256_unpackhi_ps(x[4 * i + 2], x[4 * i + 3]);
+      quads[i][0] = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
+      quads[i][1] = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
+      quads[i][2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
+      quads[i][3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
+    }
+#pragma GCC unroll 4
+    for (size_t w = 0; w < 4; ++w) {
+      x[w] = _mm256_permute2f128_ps(quads[0][w], quads[1][w], 0x20);
+      x[4 + w] = _mm256_permute2f128_ps(quads[0][w], quads[1][w], 0x31);
+    }
+  }
+
+  static void StoreHalf(Float x, uint16_t* to) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), HalfBits(x));
   }
 
  private:
+  static __m128i HalfBits(Float x) {
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static __m128 LoadQuarter(const void* row, size_t quarter) {
     return _mm_loadu_ps(
         reinterpret_cast<const float*>(static_cast<const std::byte*>(row) + 16 * quarter));

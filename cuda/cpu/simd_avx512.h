@@ -35,8 +35,13 @@ struct Simd {
   static Float Sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
   static Float Mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static Float Div(Float a, Float b) { return _mm512_div_ps(a, b); }
+  // a * b + sum, rounded once or twice.
+  static Float MulAdd(Float a, Float b, Float sum) { return _mm512_fmadd_ps(a, b, sum); }
+  // Fused: rounded once.
   static Float Fma(Float a, Float b, Float sum) { return _mm512_fmadd_ps(a, b, sum); }
-  static Float NegFma(Float a, Float b, Float sum) { return _mm512_fnmadd_ps(a, b, sum); }
+  static Float NegFma(Float a, Float b, Float sum) {
+    return _mm512_fnmadd_ps(a, b, sum);
+  }  // sum - a * b
   // Where one is NaN, b.
   static Float Max(Float a, Float b) { return _mm512_max_ps(a, b); }
   static Float Min(Float a, Float b) { return _mm512_min_ps(a, b); }
@@ -190,11 +195,42 @@ struct Simd {
     }
   }
 
-  static __m256i HalfBits(Float x) {
-    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  // Row r, lane l becomes row l, lane r.
+  static void Transpose(Float (&x)[kLanes]) {
+    Float quads[4][4];  // [group of four rows][lane in a quarter]
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+      const Float ab_low = _mm512_unpacklo_ps(x[4 * i], x[4 * i + 1]);
+      const Float ab_high = _mm512_unpackhi_ps(x[4 * i], x[4 * i + 1]);
+      const Float cd_low = _mm512_unpacklo_ps(x[4 * i + 2], x[4 * i + 3]);
+      const Float cd_high = _mm512_unpackhi_ps(x[4 * i + 2], x[4 * i + 3]);
+      quads[i][0] = _mm512_shuffle_ps(ab_low, cd_low, 0x44);
+      quads[i][1] = _mm512_shuffle_ps(ab_low, cd_low, 0xee);
+      quads[i][2] = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
+      quads[i][3] = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
+    }
+#pragma GCC unroll 4
+    for (size_t w = 0; w < 4; ++w) {
+      const Float low01 = _mm512_shuffle_f32x4(quads[0][w], quads[1][w], 0x44);
+      const Float high01 = _mm512_shuffle_f32x4(quads[0][w], quads[1][w], 0xee);
+      const Float low23 = _mm512_shuffle_f32x4(quads[2][w], quads[3][w], 0x44);
+      const Float high23 = _mm512_shuffle_f32x4(quads[2][w], quads[3][w], 0xee);
+      x[w] = _mm512_shuffle_f32x4(low01, low23, 0x88);
+      x[4 + w] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
+      x[8 + w] = _mm512_shuffle_f32x4(high01, high23, 0x88);
+      x[12 + w] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
+    }
+  }
+
+  // As fp16, rounded to nearest even.
+  static void StoreHalf(Float x, uint16_t* to) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), HalfBits(x));
   }
 
  private:
+  static __m256i HalfBits(Float x) {
+    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   // Quarter c of a, b, c and d, side by side, to out[c * stride].
   static void StoreQuarters(Int a, Int b, Int c, Int d, uint32_t* out, size_t stride) {
     const __m512i low01 = _mm512_shuffle_i32x4(a, b, 0x44);

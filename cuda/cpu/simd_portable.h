@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "proto/base/bfloat16.h"
 #include "proto/base/float16.h"
@@ -54,12 +55,29 @@ struct Simd {
   static Float Div(const Float& a, const Float& b) {
     return Make([&](size_t i) { return a.lanes[i] / b.lanes[i]; });
   }
-  // Not fused: attention has a tolerance, and without hardware fusing costs a call an element.
-  static Float Fma(const Float& a, const Float& b, const Float& sum) {
+  static Float MulAdd(const Float& a, const Float& b, const Float& sum) {
     return Make([&](size_t i) { return a.lanes[i] * b.lanes[i] + sum.lanes[i]; });
+  }
+  static Float Fma(const Float& a, const Float& b, const Float& sum) {
+    return Make([&](size_t i) { return std::fma(a.lanes[i], b.lanes[i], sum.lanes[i]); });
+  }
+  static Float NegFma(const Float& a, const Float& b, const Float& sum) {
+    return Make([&](size_t i) { return std::fma(-a.lanes[i], b.lanes[i], sum.lanes[i]); });
   }
   static Float Max(const Float& a, const Float& b) {
     return Make([&](size_t i) { return a.lanes[i] > b.lanes[i] ? a.lanes[i] : b.lanes[i]; });
+  }
+  static Float Min(const Float& a, const Float& b) {
+    return Make([&](size_t i) { return a.lanes[i] < b.lanes[i] ? a.lanes[i] : b.lanes[i]; });
+  }
+  static Float Abs(const Float& x) {
+    return Make([&](size_t i) { return std::fabs(x.lanes[i]); });
+  }
+  static Float Floor(const Float& x) {
+    return Make([&](size_t i) { return std::floor(x.lanes[i]); });
+  }
+  static Float RoundToHalf(const Float& x) {
+    return Make([&](size_t i) { return Float16::FromFloat(x.lanes[i]).ToFloat(); });
   }
   static float ReduceMax(const Float& x) { return *std::max_element(x.lanes, x.lanes + kLanes); }
   static float ReduceAdd(const Float& x) {
@@ -74,6 +92,18 @@ struct Simd {
   }
   static Float SumEach(const Float (&x)[kLanes]) {
     return Make([&](size_t i) { return ReduceAdd(x[i]); });
+  }
+
+  // ---- Comparisons.
+  static Mask Less(const Float& a, const Float& b) {
+    Mask mask;
+    for (size_t i = 0; i < kLanes; ++i) {
+      mask.lanes[i] = a.lanes[i] < b.lanes[i];
+    }
+    return mask;
+  }
+  static Float Select(const Mask& mask, const Float& a, const Float& b) {
+    return Make([&](size_t i) { return mask.lanes[i] ? a.lanes[i] : b.lanes[i]; });
   }
 
   // ---- Whole numbers: 32-bit lanes, or four bytes a lane.
@@ -121,6 +151,20 @@ struct Simd {
   static void StoreBytes(const Int& x, uint8_t* to) {
     for (size_t i = 0; i < kLanes; ++i) {
       to[i] = static_cast<uint8_t>(x.lanes[i]);
+    }
+  }
+
+  static void Transpose(Float (&x)[kLanes]) {
+    for (size_t r = 0; r < kLanes; ++r) {
+      for (size_t l = 0; l < r; ++l) {
+        std::swap(x[r].lanes[l], x[l].lanes[r]);
+      }
+    }
+  }
+
+  static void StoreHalf(const Float& x, uint16_t* to) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      to[i] = Float16::FromFloat(x.lanes[i]).bits;
     }
   }
 

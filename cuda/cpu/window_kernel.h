@@ -71,7 +71,7 @@ class WindowKernel {
         const Float q = Simd::Load(queries + r * key_dim + channel);
 #pragma GCC unroll 4
         for (size_t i = 0; i < kTokens; ++i) {
-          sums[r * kTokens + i] = Simd::Fma(q, x[i], sums[r * kTokens + i]);
+          sums[r * kTokens + i] = Simd::MulAdd(q, x[i], sums[r * kTokens + i]);
         }
       }
     }
@@ -155,7 +155,7 @@ class WindowKernel {
           const Float weight = Simd::Set(weights[first + row][token]);
 #pragma GCC unroll 4
           for (size_t v = 0; v < kVectors; ++v) {
-            sums[row][v] = Simd::Fma(weight, x[v], sums[row][v]);
+            sums[row][v] = Simd::MulAdd(weight, x[v], sums[row][v]);
           }
         }
       }
