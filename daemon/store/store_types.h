@@ -131,7 +131,7 @@ struct StoreCounters {
   uint64_t trimmed_tokens = 0;
   uint64_t publishes_committed = 0;
   uint64_t publishes_aborted = 0;  // By the engine or by the end of its session.
-  uint64_t publishes_refused = 0;  // RESOURCE_EXHAUSTED.
+  uint64_t publishes_refused = 0;  // No room, or too many of the same pages at once.
   uint64_t published_pages = 0;
   uint64_t evicted_pages = 0;
   uint64_t evicted_tail_copies = 0;  // BF16 copies dropped from pages that stayed in INT2.
