@@ -76,13 +76,15 @@ class GrpcControlPlane : public ControlPlane {
       : address_(address), stub_(v1::Cache::NewStub(NewChannel(address))) {}
 
   ~GrpcControlPlane() override {
-    Cancel();
+    CancelCalls();
     FinishStream().IgnoreError();  // That it was cancelled.
   }
+  GrpcControlPlane(const GrpcControlPlane&) = delete;
+  GrpcControlPlane& operator=(const GrpcControlPlane&) = delete;
 
   absl::StatusOr<AttachedSession> Attach(const AttachParams& params) override;
   absl::Status WaitForNews() override;
-  void Cancel() override;
+  void Cancel() override { CancelCalls(); }
   absl::StatusOr<FoundPrefix> Lookup(const LookupParams& params, absl::Time deadline) override;
   absl::StatusOr<MissingPages> BeginPublish(SessionId session,
                                             const std::string& context_key,
@@ -103,6 +105,7 @@ class GrpcControlPlane : public ControlPlane {
   using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
 
   absl::Status ToStatus(const char* call, const grpc::Status& status) const;
+  void CancelCalls();
   // False once cancelled.
   bool Register(grpc::ClientContext* context);
   void Unregister(grpc::ClientContext* context);
@@ -151,7 +154,7 @@ void GrpcControlPlane::Unregister(grpc::ClientContext* context) {
   contexts_.erase(context);
 }
 
-void GrpcControlPlane::Cancel() {
+void GrpcControlPlane::CancelCalls() {
   absl::MutexLock lock(&mutex_);
   cancelled_ = true;
   for (grpc::ClientContext* context : contexts_) {

@@ -75,14 +75,33 @@ size_t Publisher::TotalBytes(std::span<const PlannedPage> plan) const {
   return total;
 }
 
+size_t Publisher::CountFitting(std::span<const PlannedPage> plan) const {
+  size_t bytes = 0;
+  size_t count = 0;
+  for (const PlannedPage& page : plan) {
+    bytes += Align(PageBytes(page.encoding));
+    if (bytes > options_.max_step_bytes && count > 0) {
+      break;
+    }
+    ++count;
+  }
+  return count;
+}
+
 absl::StatusOr<PublishResult> Publisher::Run(const std::string& context_key,
                                              std::span<const uint32_t> tokens,
                                              absl::Time deadline) {
-  const size_t num_pages = tokens.size() / kPageTokens;
-  for (size_t done = 0; done < num_pages;) {
-    CRUMB_ASSIGN_OR_RETURN(done, Step(context_key, tokens, deadline));
+  std::span<const uint32_t> next = tokens;
+  for (;;) {
+    CRUMB_ASSIGN_OR_RETURN(const size_t fitting, Step(context_key, next, deadline));
+    if (fitting < next.size()) {
+      next = next.first(fitting);
+    } else if (next.size() < tokens.size()) {
+      next = tokens;
+    } else {
+      return result_;
+    }
   }
-  return result_;
 }
 
 absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
@@ -90,26 +109,19 @@ absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
                                        absl::Time deadline) {
   ControlPlane& control = session_->control();
   const SessionId id = session_->info().id;
-  for (;;) {
-    CRUMB_ASSIGN_OR_RETURN(const MissingPages missing,
-                           control.BeginPublish(id, context_key, tokens, deadline));
-    absl::Cleanup abort = [&] {
-      // At the session's end the daemon drops it anyway, so this may fail.
-      control.AbortPublish(id, missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
-    };
-    CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan, PlanPublish(missing, sequence_));
-    if (TotalBytes(plan) <= options_.max_step_bytes || plan.size() == 1) {
-      CRUMB_RETURN_IF_ERROR(HandOver(missing.publish, plan, deadline));
-      std::move(abort).Cancel();
-      return tokens.size() / kPageTokens;
-    }
-    // Too much at once: as many of its pages as fit, and the rest in steps after this one.
-    size_t fitting = 1;
-    while (TotalBytes(std::span(plan).first(fitting + 1)) <= options_.max_step_bytes) {
-      ++fitting;
-    }
-    tokens = tokens.first((size_t{plan[fitting - 1].page.value()} + 1) * kPageTokens);
+  CRUMB_ASSIGN_OR_RETURN(const MissingPages missing,
+                         control.BeginPublish(id, context_key, tokens, deadline));
+  absl::Cleanup abort = [&] {
+    // At the session's end the daemon drops it anyway, so this may fail.
+    control.AbortPublish(id, missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
+  };
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan, PlanPublish(missing, sequence_));
+  if (const size_t fitting = CountFitting(plan); fitting < plan.size()) {
+    return (size_t{plan[fitting - 1].page.value()} + 1) * kPageTokens;
   }
+  CRUMB_RETURN_IF_ERROR(HandOver(missing.publish, plan, deadline));
+  std::move(abort).Cancel();
+  return tokens.size();
 }
 
 absl::Status Publisher::HandOver(PublishId publish,
@@ -152,7 +164,7 @@ absl::Status Publisher::CommitFromStaging(PublishId publish,
                                           absl::Time deadline) {
   CommitParams params{.session = session_->info().id, .publish = publish, .staged = {}};
   if (plan.empty()) {
-    return Commit(std::move(params), deadline);
+    return Commit(params, deadline);
   }
   MapTransport& map = *session_->planes().map;
   CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> staging,
@@ -160,7 +172,7 @@ absl::Status Publisher::CommitFromStaging(PublishId publish,
   bool daemon_may_read = false;
   absl::Cleanup release = [&] { map.ReleaseStaging(/*discard=*/daemon_may_read); };
   CRUMB_ASSIGN_OR_RETURN(params.staged, FillStaging(plan, staging, deadline));
-  absl::Status status = Commit(std::move(params), deadline);
+  absl::Status status = Commit(params, deadline);
   // An answer means that the daemon is done with it; no answer means nothing.
   daemon_may_read = status.code() == absl::StatusCode::kDeadlineExceeded ||
                     status.code() == absl::StatusCode::kUnavailable ||
@@ -186,10 +198,10 @@ absl::Status Publisher::CommitOverUcx(PublishId publish,
                              .head_crc32c = Checksums(bytes, session_->info().heads.count)});
     offset += bytes.size();
   }
-  return Commit(std::move(params), deadline);
+  return Commit(params, deadline);
 }
 
-absl::Status Publisher::Commit(CommitParams params, absl::Time deadline) {
+absl::Status Publisher::Commit(const CommitParams& params, absl::Time deadline) {
   CRUMB_ASSIGN_OR_RETURN(const CommitCounts counts,
                          session_->control().CommitPublish(params, deadline));
   result_.pages_added += counts.pages_added;

@@ -55,7 +55,10 @@ class Publisher {
                                     absl::Time deadline);
 
  private:
-  // Publishes a prefix of `tokens` that fits into one step; adds to result_. Returns its pages.
+  // How many of the first pages fit into one step; at least one of any.
+  size_t CountFitting(std::span<const PlannedPage> plan) const;
+  // Publishes `tokens` if that fits into one step, and returns their number; otherwise the smaller
+  // number that would fit, with nothing published.
   absl::StatusOr<size_t> Step(const std::string& context_key,
                               std::span<const uint32_t> tokens,
                               absl::Time deadline);
@@ -71,7 +74,7 @@ class Publisher {
   absl::Status CommitOverUcx(PublishId publish,
                              const std::vector<PlannedPage>& plan,
                              absl::Time deadline);
-  absl::Status Commit(CommitParams params, absl::Time deadline);
+  absl::Status Commit(const CommitParams& params, absl::Time deadline);
   size_t PageBytes(PageEncoding encoding) const;
   size_t TotalBytes(std::span<const PlannedPage> plan) const;
 

@@ -104,8 +104,9 @@ template <typename Visitor>
 absl::Status MappedSource::ForEachBlock(const Visitor& visit) const {
   for (uint32_t p = 0; p < pages_.size(); ++p) {
     for (const Block* block : {&pages_[p].int2, &pages_[p].bf16}) {
-      if (block->chunk != nullptr) {
-        CRUMB_RETURN_IF_ERROR(visit(PageIdx(p), *block));
+      absl::Status status = block->chunk == nullptr ? absl::OkStatus() : visit(PageIdx(p), *block);
+      if (!status.ok()) {
+        return status;
       }
     }
   }
@@ -126,7 +127,7 @@ absl::Status MappedSource::Verify(const Block& block) const {
 absl::Status MappedSource::PopulateAndVerify() const {
   return ForEachBlock([&](PageIdx page, const Block& block) {
     block.chunk->Populate(block.block);
-    const absl::Status status = options_.verify ? Verify(block) : absl::OkStatus();
+    absl::Status status = options_.verify ? Verify(block) : absl::OkStatus();
     if (status.ok()) {
       return status;
     }

@@ -198,7 +198,7 @@ MemoryRequest MemorySocketClient::Request(MemoryOp op, uint64_t argument) const 
 
 absl::Status MemorySocketClient::Connect(absl::Time deadline) {
   CRUMB_RETURN_IF_ERROR(TakeTurn(deadline));
-  const absl::Status status = socket_.is_valid() ? absl::OkStatus() : OpenSocket();
+  absl::Status status = socket_.is_valid() ? absl::OkStatus() : OpenSocket();
   EndTurn();
   return status;
 }

@@ -22,6 +22,8 @@ class StagingBuffer {
   static absl::StatusOr<StagingBuffer> Create(size_t bytes);
   StagingBuffer(StagingBuffer&& other) noexcept;
   StagingBuffer& operator=(StagingBuffer&& other) noexcept;
+  StagingBuffer(const StagingBuffer&) = delete;
+  StagingBuffer& operator=(const StagingBuffer&) = delete;
   ~StagingBuffer();
 
   int memfd() const { return memfd_.get(); }
