@@ -38,6 +38,15 @@ absl::Status CheckTokens(std::span<const uint32_t> tokens) {
                                                  ": look up, or publish, its first part"));
 }
 
+// The daemon may have ended a session whose end has not arrived here yet, for example because this
+// process was stopped. To the engine that is as if it were not attached.
+absl::Status WhileAttaching(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kFailedPrecondition) {
+    return status;
+  }
+  return absl::UnavailableError(absl::StrCat("attaching anew, since ", status.message()));
+}
+
 // A pull costs by the byte. Where a page's BF16 rows are wanted, its INT2 rows can be made of them.
 std::vector<PagePlaces> PlacesToPull(std::vector<PagePlaces> pages) {
   for (PagePlaces& page : pages) {
@@ -261,22 +270,24 @@ absl::StatusOr<std::shared_ptr<PrefixHandle>> ClientImpl::Lookup(std::span<const
     return std::make_shared<Prefix>(std::move(session), FoundPrefix{}, nullptr);
   }
   const absl::Time sent_at = clock_.Now();
-  CRUMB_ASSIGN_OR_RETURN(const FoundPrefix found,
-                         session->control().Lookup({.session = session->info().id,
-                                                    .context_key = options.context_key,
-                                                    .tokens = tokens,
-                                                    .allow_int2_window = options.allow_int2_window},
-                                                   sent_at + options.timeout));
-  if (found.lease == LeaseId()) {
-    return std::make_shared<Prefix>(std::move(session), found, nullptr);
+  const auto found = session->control().Lookup({.session = session->info().id,
+                                                .context_key = options.context_key,
+                                                .tokens = tokens,
+                                                .allow_int2_window = options.allow_int2_window},
+                                               sent_at + options.timeout);
+  if (!found.ok()) {
+    return WhileAttaching(found.status());
   }
-  session->AddLease(found.lease, sent_at + found.lease_for);
-  auto source = OpenSource(*session, found, options, sent_at);
+  if (found->lease == LeaseId()) {
+    return std::make_shared<Prefix>(std::move(session), *found, nullptr);
+  }
+  session->AddLease(found->lease, sent_at + found->lease_for);
+  auto source = OpenSource(*session, *found, options, sent_at);
   if (!source.ok()) {
-    session->ReleaseLease(found.lease);
+    session->ReleaseLease(found->lease);
     return source.status();
   }
-  return std::make_shared<Prefix>(std::move(session), found, *std::move(source));
+  return std::make_shared<Prefix>(std::move(session), *found, *std::move(source));
 }
 
 absl::StatusOr<std::unique_ptr<PageSource>> ClientImpl::OpenSource(const Session& session,
