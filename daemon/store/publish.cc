@@ -78,12 +78,16 @@ absl::Status StoreCore::PlanPages(Publish* publish) {
   return absl::OkStatus();
 }
 
-absl::Status StoreCore::AllocatePlan(Publish* publish) {
+PerEncoding StoreCore::NeedOf(const Publish& publish) {
   PerEncoding need{};
-  for (const PublishItem& item : publish->items) {
+  for (const PublishItem& item : publish.items) {
     need[EncodingIndex(item.key.encoding)] += item.slot == 0 ? 1u : 0u;
   }
-  CRUMB_RETURN_IF_ERROR(MakeRoom(publish->ns, need));
+  return need;
+}
+
+absl::Status StoreCore::AllocatePlan(Publish* publish, const PerEncoding& need) {
+  CRUMB_RETURN_IF_ERROR(blocks_.Reserve(&publish->ns->pool, need));
   const PrefixPosition end = RadixTree::PositionOf(*publish->pin);
   for (PublishItem& item : publish->items) {
     if (item.slot == 0) {
@@ -127,13 +131,15 @@ absl::StatusOr<PublishPlan> StoreCore::BeginPublish(SessionId session_id,
   session->publishes.insert(publish->id);
 
   absl::Status status = PlanPages(publish);
-  if (status.ok()) {
-    status = AllocatePlan(publish);
+  const PerEncoding need = NeedOf(*publish);
+  const bool has_room = !status.ok() || MakeRoom(ns, need);
+  if (status.ok() && has_room) {
+    status = AllocatePlan(publish, need);
   }
-  if (!status.ok()) {
-    counters_.publishes_refused += 1;
-    EndPublish(publish);
-    return status;
+  if (!status.ok() || !has_room) {
+    ++counters_.publishes_refused;
+    EndPublish(publish);  // First, so that the numbers are those of the others.
+    return has_room ? status : NoRoom(session->spec.profile.geometry, need);
   }
   PublishPlan plan{.id = publish->id, .missing = {}};
   for (const PublishItem& item : publish->items) {

@@ -13,7 +13,7 @@
 
 namespace crumb::store_internal {
 
-absl::Status StoreCore::MakeRoom(Namespace* ns, const PerEncoding& need) {
+bool StoreCore::MakeRoom(Namespace* ns, const PerEncoding& need) {
   EvictionPlanner planner(blocks_, queues_, ns->pool, need);
   const std::optional<std::vector<Victim>> victims = planner.Plan();
   for (const auto& [node, stamp] : planner.stale_leaves()) {
@@ -25,7 +25,7 @@ absl::Status StoreCore::MakeRoom(Namespace* ns, const PerEncoding& need) {
     queues_.tails.Offer(slot, stamp);
   }
   if (!victims.has_value()) {
-    return NoRoom(*ns, need);
+    return false;
   }
   absl::flat_hash_set<Namespace*> touched;
   for (const Victim& victim : *victims) {
@@ -42,15 +42,14 @@ absl::Status StoreCore::MakeRoom(Namespace* ns, const PerEncoding& need) {
   for (Namespace* const owner : touched) {
     DropNamespaceIfEmpty(owner);
   }
-  return blocks_.Reserve(&ns->pool, need);
+  return true;
 }
 
-absl::Status StoreCore::NoRoom(const Namespace& ns, const PerEncoding& need) const {
+absl::Status StoreCore::NoRoom(const Geometry& geometry, const PerEncoding& need) const {
   uint64_t held_pages = 0;
   for (const auto& [id, other] : namespaces_) {
     held_pages += other->tree.held_pages();
   }
-  const Geometry& geometry = ns.profile.geometry;
   return absl::ResourceExhaustedError(absl::StrCat(
       "no room: the publish needs ", need[0], " blocks of ",
       geometry.PageBytes(PageEncoding::kInt2), " bytes (INT2) and ", need[1], " of ",

@@ -138,7 +138,8 @@ class StoreCore {
   // publish.cc
   absl::Status PlanPages(Publish* publish);
   absl::Status PlanBlock(Publish* publish, const PageKey& key, PageSlots* slots);
-  absl::Status AllocatePlan(Publish* publish);
+  static PerEncoding NeedOf(const Publish& publish);
+  absl::Status AllocatePlan(Publish* publish, const PerEncoding& need);
   absl::StatusOr<Publish*> FindPublish(SessionId session, PublishId publish);
   absl::StatusOr<std::vector<const WrittenBlock*>> MatchWritten(
       const Publish& publish, std::span<const WrittenBlock> written) const;
@@ -161,8 +162,9 @@ class StoreCore {
   void TrimUnusedPages(Namespace* ns, PrefixNode* node);
 
   // room.cc
-  absl::Status MakeRoom(Namespace* ns, const PerEncoding& need);
-  absl::Status NoRoom(const Namespace& ns, const PerEncoding& need) const;
+  // Evicts so that the blocks fit; false, with nothing evicted, if nothing would make them fit.
+  bool MakeRoom(Namespace* ns, const PerEncoding& need);
+  absl::Status NoRoom(const Geometry& geometry, const PerEncoding& need) const;
   void EvictPage(Namespace* ns, PrefixNode* node);
   void EvictTailCopy(BlockSlot slot);
   uint64_t EvictFrom(Namespace* ns, PrefixNode* node, uint32_t first_kept);
