@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// crumb-calibrate as people run it: the program, its output and its exit status.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "crumb/cuda/profile.h"
+#include "crumb/cuda/statistics.h"
+#include "proto/base/file.h"
+#include "tests/cuda/calibrate/synthetic.h"
+
+namespace crumb {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+struct Outcome {
+  int status = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string TextOf(const std::filesystem::path& path) {
+  const auto bytes = ReadFile(path, size_t{1} << 20);
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  return bytes.ok() ? std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size())
+                    : std::string();
+}
+
+class CalibrateProgramTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) /
+              ("calibrate_" + std::to_string(getpid()) + "_" +
+               testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directory(folder_);
+    const SyntheticModel model{
+        .geometry = {.num_layers = 2, .num_kv_heads = 2, .key_dim = 32, .value_dim = 64},
+        .num_query_heads = 4};
+    auto collector = StatisticsCollector::Create(
+        {.model = "synthetic", .geometry = model.geometry, .num_query_heads = 4});
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const SyntheticText text = model.Text(layer, 1200, 1);
+      ASSERT_TRUE(collector->AddText(layer, text.queries, text.keys, text.values).ok());
+    }
+    const auto file = Statistics::Serialize(*collector->Finish());
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(WriteFileAtomically(folder_ / "stats", *file).ok());
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  // Runs the program in the test's folder.
+  Outcome Run(const std::string& arguments) const {
+    const std::string command =
+        "cd '" + folder_.string() + "' && '" CRUMB_CALIBRATE "' " + arguments + " >.out 2>.err";
+    const int result = std::system(command.c_str());  // NOLINT(concurrency-mt-unsafe)
+    return {.status = WIFEXITED(result) ? WEXITSTATUS(result) : -1,
+            .out = TextOf(folder_ / ".out"),
+            .err = TextOf(folder_ / ".err")};
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(CalibrateProgramTest, FitsAProfileThatInspectsAndVerifies) {
+  const Outcome fit = Run("fit stats --out profile");
+  EXPECT_EQ(fit.status, 0) << fit.err;
+  EXPECT_THAT(fit.err, IsEmpty());
+  const auto profile = Profile::Load(folder_ / "profile");
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  const std::string id = (*profile)->id().Hex();
+  EXPECT_THAT(fit.out, AllOf(HasSubstr("wrote profile"), HasSubstr(id)));
+
+  const Outcome inspect = Run("inspect profile");
+  EXPECT_EQ(inspect.status, 0) << inspect.err;
+  EXPECT_THAT(inspect.out,
+              AllOf(HasSubstr(id), HasSubstr("2 layers, 2 KV heads, key_dim 32, value_dim 64"),
+                    HasSubstr("oscar-int2-aware"), HasSubstr("sink 64, recent 256"),
+                    HasSubstr("one a KV head, orthogonal to"), HasSubstr("searched for each row"),
+                    HasSubstr("0.92"), HasSubstr("(2.67 bits an element)")));
+
+  const Outcome verify = Run("verify profile --id " + id.substr(0, 8));
+  EXPECT_EQ(verify.status, 0) << verify.err;
+  EXPECT_THAT(verify.out, AllOf(HasSubstr("OK"), HasSubstr(id)));
+}
+
+TEST_F(CalibrateProgramTest, FlagsChooseTheRecipe) {
+  const Outcome fit =
+      Run("fit stats -o profile --codec oscar-int2 --value-rotation hadamard --rotation per-layer "
+          "--key-clip 0.9 --value-clip 0 --sink 128 --recent 512");
+  EXPECT_EQ(fit.status, 0) << fit.err;
+  const auto profile = Profile::Load(folder_ / "profile");
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  EXPECT_EQ((*profile)->codec(), CodecId::kOscarInt2);
+  EXPECT_EQ((*profile)->windows(), (Windows{.sink_tokens = 128, .recent_tokens = 512}));
+  const HeadParameters& head = (*profile)->head(0, 0);
+  EXPECT_EQ(head.key_clip, 0.9F);
+  EXPECT_EQ(head.value_clip, 0.0F);
+  EXPECT_EQ(head.value_rotation[0], 0.125F);  // Hadamard, although --rotation came later.
+  EXPECT_EQ(head.key_rotation, (*profile)->head(0, 1).key_rotation);
+  EXPECT_THAT(fit.out, AllOf(HasSubstr("one a layer"), HasSubstr("value clip       off")));
+}
+
+TEST_F(CalibrateProgramTest, InspectsStatisticsToo) {
+  const Outcome inspect = Run("inspect stats");
+  EXPECT_EQ(inspect.status, 0) << inspect.err;
+  EXPECT_THAT(inspect.out, AllOf(HasSubstr("synthetic"), HasSubstr("1200"), HasSubstr("4")));
+}
+
+TEST_F(CalibrateProgramTest, BadInputIsNamedAndWritesNothing) {
+  const Outcome missing = Run("fit nothing --out profile");
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_THAT(missing.err, AllOf(HasSubstr("crumb-calibrate: "), HasSubstr("nothing")));
+
+  const Outcome window = Run("fit stats --out profile --sink 65");
+  EXPECT_EQ(window.status, 1);
+  EXPECT_THAT(window.err, AllOf(HasSubstr("'sink_tokens' is 65"), HasSubstr("multiple of 64")));
+
+  const Outcome clip = Run("fit stats --out profile --value-clip 2");
+  EXPECT_EQ(clip.status, 1);
+  EXPECT_THAT(clip.err, HasSubstr("value_clip is 2"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "profile"));
+
+  std::filesystem::resize_file(folder_ / "stats", 1000);
+  const Outcome truncated = Run("fit stats --out profile");
+  EXPECT_EQ(truncated.status, 1);
+  EXPECT_THAT(truncated.err, AllOf(HasSubstr("stats"), HasSubstr("truncated")));
+  EXPECT_THAT(Run("inspect stats").err, HasSubstr("truncated"));
+
+  const Outcome folder = Run("fit stats --out no/such/profile");
+  EXPECT_EQ(folder.status, 1);
+}
+
+TEST_F(CalibrateProgramTest, AProfileThatIsNotTheExpectedOneFails) {
+  ASSERT_EQ(Run("fit stats --out profile").status, 0);
+  const Outcome other = Run("verify profile --id 00000000ffff");
+  EXPECT_EQ(other.status, 1);
+  EXPECT_THAT(other.err, AllOf(HasSubstr("expected 00000000ffff"), HasSubstr("profile")));
+  EXPECT_EQ(Run("verify stats").status, 1);
+}
+
+TEST_F(CalibrateProgramTest, AFailedFitLeavesTheOldProfile) {
+  ASSERT_EQ(Run("fit stats --out profile").status, 0);
+  const std::string before = TextOf(folder_ / "profile");
+  ASSERT_EQ(Run("fit stats --out profile --damping 7").status, 1);
+  EXPECT_EQ(TextOf(folder_ / "profile"), before);
+}
+
+TEST_F(CalibrateProgramTest, HelpTeachesByExample) {
+  const Outcome help = Run("fit --help");
+  EXPECT_EQ(help.status, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("Examples:"), HasSubstr("--key-rotation hadamard")));
+  const Outcome usage = Run("fit stats --codec int3 --out x");
+  EXPECT_NE(usage.status, 0);
+  EXPECT_THAT(usage.err, AllOf(HasSubstr("int3"), HasSubstr("oscar-int2-aware")));
+  EXPECT_NE(Run("").status, 0);
+}
+
+}  // namespace
+}  // namespace crumb
