@@ -20,6 +20,9 @@ if(CRUMB_SANITIZE)
     -fsanitize=${CRUMB_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(crumb_options INTERFACE -fsanitize=${CRUMB_SANITIZE})
 endif()
+if(CRUMB_FUZZERS)  # Coverage for libFuzzer to steer by, in the libraries too.
+  target_compile_options(crumb_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 find_program(CRUMB_MOLD mold)
 if(CRUMB_MOLD)

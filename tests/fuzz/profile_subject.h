@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is fuzzed of profiles and statistics: seeds to start from, and what must hold of any input.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace crumb {
+
+struct FuzzSeed {
+  std::string name;
+  std::vector<std::byte> file;
+};
+
+// Valid files of each kind, small, since most mutations should hit the header.
+std::vector<FuzzSeed> ProfileFuzzSeeds();
+
+// Gives the input to each reader. Aborts, with a message, when one accepts what its contract
+// forbids or refuses without saying why. Whether any reader accepted it.
+bool FuzzProfileReaders(std::span<const std::byte> input);
+
+}  // namespace crumb
