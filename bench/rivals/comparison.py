@@ -26,7 +26,7 @@ def row_of(title, mode, page_format, page_bytes, pages, tokens, output):
             row["held_bytes"] = record["held_bytes"]  # The last one counts: all copies are made.
             row["held_bytes_per_token"] = round(record["held_bytes"] / tokens, 1)
         elif op in TIMED:
-            row[op] = _timing(op, record, page_bytes * pages, tokens)
+            row[op] = _timing(op, record, record.get("bytes", page_bytes * pages), tokens)
     return row
 
 
@@ -40,6 +40,7 @@ def _timing(op, record, data_bytes, tokens):
         "tokens_per_s": round(tokens / seconds),
     }
     if op in MOVES_BYTES:
+        timing["bytes"] = data_bytes
         timing["gb_per_s"] = round(data_bytes / seconds / 1e9, 3)
     return timing
 

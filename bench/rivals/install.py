@@ -12,6 +12,9 @@ PIP_TIMEOUT_S = 1800
 # Debian's redis-server is redis-check-rdb by another name, and only the latter's package starts no
 # service on the machine.
 REDIS_PROGRAMS = ("redis-server", "redis-check-rdb")
+BUILD = pathlib.Path(__file__).resolve().parents[2] / "build/release"
+CRUMBD = BUILD / "bin/crumbd"
+CRUMB_ENGINE = BUILD / "bench-bin/rivals/crumb_engine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +26,12 @@ class Rival:
     modes: tuple
     packages: tuple
     size: str  # Of the installation, for people.
+    formats: tuple = ("int2", "bf16")  # Of pages.
 
 
+CRUMB = Rival("crumb", "Crumb", "crumb_store.py", ("map", "ucx"), (), "0", ("int2",))
 RIVALS = (
+    CRUMB,
     Rival("mooncake", "Mooncake Store", "mooncake_store.py", ("tcp", "shm", "attach", "local"),
           ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy==2.4.6"), "500 MB"),
     Rival("lmcache", "LMCache server", "lmcache_server.py", ("shm",),
@@ -39,6 +45,9 @@ def python_of(rival, folder):
     """The interpreter of the rival's environment, made now if need be. Raises BenchError."""
     if rival.key == "redis":
         redis_program()
+    if not rival.packages:
+        _expect_built()
+        return pathlib.Path(sys.executable)
     venv = folder / f"venv-{rival.key}"
     python, marker = venv / "bin/python", venv / "installed.txt"
     wanted = "\n".join(rival.packages)
@@ -52,6 +61,12 @@ def python_of(rival, folder):
          "pip could not install it")
     marker.write_text(wanted)
     return python
+
+
+def _expect_built():
+    for program in (CRUMBD, CRUMB_ENGINE):
+        if not program.exists():
+            raise processes.BenchError(f"{program} is not there; build it first: make build")
 
 
 def redis_program():

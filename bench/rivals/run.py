@@ -47,7 +47,7 @@ def main():
             print(f"{rival.title}: not installed: {error}", flush=True)
             problems.append(f"{rival.title}: not installed: {error}")
             continue
-        for page_format in args.formats:
+        for page_format in (one for one in args.formats if one in rival.formats):
             for mode in rival.modes:
                 measure_one(rival, python, mode, page_format, args, rows, problems)
 
