@@ -88,6 +88,10 @@ const cpu::SplitAttentionFunctions& FunctionsOf(CpuPath path) {
   return cpu::PortableSplitAttentionFunctions();
 }
 
+// Pages lie anywhere in memory, so no stream is there for the processor to see: each is asked for
+// while this many before it are worked on.
+constexpr size_t kPrefetchDistance = 4;
+
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
@@ -137,8 +141,8 @@ class FastAttention {
     page.keys = words[0].words;
     page.values = words[key_dim / 4].words;
     for (size_t i = 0; i < params_.history.size(); ++i) {
-      if (i + 1 < params_.history.size()) {
-        Prefetch(params_.history[i + 1]);
+      if (i + kPrefetchDistance < params_.history.size()) {
+        Prefetch(params_.history[i + kPrefetchDistance]);
       }
       functions_.transpose(key_dim, value_dim, params_.history[i], page);
       for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
@@ -160,7 +164,7 @@ class FastAttention {
   void Prefetch(const std::byte* block) const {
     const size_t bytes = Int2HeadBlock{params_.key_dim, params_.value_dim}.bytes();
     for (size_t at = 0; at < bytes; at += sizeof(CacheLine)) {
-      __builtin_prefetch(block + at);
+      __builtin_prefetch(block + at, 0, 2);  // To the second cache: the first one is full.
     }
   }
 
