@@ -18,6 +18,18 @@ void StoreWord(uint32_t word, std::byte* packed, size_t index) {
   std::memcpy(packed + 4 * index, &word, sizeof(word));
 }
 
+uint32_t LoadWord(const std::byte* packed, size_t index) {
+  uint32_t word;
+  std::memcpy(&word, packed + 4 * index, sizeof(word));
+  return word;
+}
+
+// Four codes, those of the lowest two bits of each byte.
+void StoreFour(uint32_t word, uint8_t* codes) {
+  word &= 0x03030303;
+  std::memcpy(codes, &word, sizeof(word));
+}
+
 // Byte i of each operand becomes bytes 2 i and 2 i + 1, for i in 0..3.
 uint64_t InterleaveLow(uint64_t a, uint64_t b) {
   const auto spread = [](uint64_t x) {
@@ -90,6 +102,49 @@ void PackValueCodes(const uint8_t* codes, size_t dim, std::byte* packed) {
           const auto lane = static_cast<uint32_t>(4 * g + t);
           StoreWord(four.words[t], packed, Int2HeadBlock::WordIndex(word_of_lane, lane));
         }
+      }
+    }
+  }
+}
+
+void UnpackKeyCodes(const std::byte* packed, size_t dim, uint8_t* codes) {
+  const size_t num_steps = dim / 32;
+  for (size_t tile = 0; tile < kPageTokens / 16; ++tile) {
+    for (size_t step = 0; step < num_steps; ++step) {
+      for (size_t lane = 0; lane < 32; ++lane) {
+        const auto word_of_lane = static_cast<uint32_t>(tile * num_steps + step);
+        const uint32_t word =
+            LoadWord(packed, Int2HeadBlock::WordIndex(word_of_lane, static_cast<uint32_t>(lane)));
+        uint8_t* to = codes + (16 * tile + lane / 4) * dim + 32 * step + 4 * (lane % 4);
+        StoreFour(word, to);
+        StoreFour(word >> 2, to + 8 * dim);
+        StoreFour(word >> 4, to + 16);
+        StoreFour(word >> 6, to + 8 * dim + 16);
+      }
+    }
+  }
+}
+
+void UnpackValueCodes(const std::byte* packed, size_t dim, uint8_t* codes) {
+  for (size_t word_of_lane = 0; word_of_lane < dim / 16 * 2; ++word_of_lane) {
+    const size_t tile = word_of_lane / 2;
+    const size_t kk = word_of_lane % 2;
+    for (size_t i = 0; i < 8; ++i) {  // Four channels, g = 4 * (i / 4) + 0..3, of t = i % 4.
+      const size_t first_lane = i / 4 * 16 + i % 4;
+      uint32_t words[4];
+      for (size_t g = 0; g < 4; ++g) {
+        words[g] =
+            LoadWord(packed, Int2HeadBlock::WordIndex(static_cast<uint32_t>(word_of_lane),
+                                                      static_cast<uint32_t>(first_lane + 4 * g)));
+      }
+      const FourWords rows = Transpose(words[0], words[1], words[2], words[3]);
+      for (size_t j = 0; j < 4; ++j) {
+        const size_t token = 16 * j + 8 * kk + i % 4;
+        uint8_t* to = codes + token * dim + 16 * tile + i / 4 * 4;
+        StoreFour(rows.words[j], to);
+        StoreFour(rows.words[j] >> 2, to + 8);
+        StoreFour(rows.words[j] >> 4, to + 4 * dim);
+        StoreFour(rows.words[j] >> 6, to + 4 * dim + 8);
       }
     }
   }

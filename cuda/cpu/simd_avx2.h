@@ -29,7 +29,22 @@ struct Simd {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
+  static Float LoadBytes(const uint8_t* from) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+  }
   static void Store(Float x, float* to) { _mm256_storeu_ps(to, x); }
+  static void Store(Float x, BFloat16* to) {
+    const Int word = _mm256_castps_si256(x);
+    const Int odd = And(_mm256_srli_epi32(word, 16), SetInt(1));
+    const Int rounded = _mm256_add_epi32(_mm256_add_epi32(word, SetInt(0x7fff)), odd);
+    const Int quiet = _mm256_or_si256(word, SetInt(0x00400000));
+    const Int is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const Int upper = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(to),
+        _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1)));
+  }
   static Float Add(Float a, Float b) { return _mm256_add_ps(a, b); }
   static Float Sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
   static Float Mul(Float a, Float b) { return _mm256_mul_ps(a, b); }

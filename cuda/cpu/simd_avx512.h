@@ -30,7 +30,21 @@ struct Simd {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
+  static Float LoadBytes(const uint8_t* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+  }
   static void Store(Float x, float* to) { _mm512_storeu_ps(to, x); }
+  // As BFloat16::FromFloat.
+  static void Store(Float x, BFloat16* to) {
+    const Int word = _mm512_castps_si512(x);
+    const Int odd = And(_mm512_srli_epi32(word, 16), SetInt(1));
+    const Int rounded = _mm512_add_epi32(_mm512_add_epi32(word, SetInt(0x7fff)), odd);
+    const Int quiet = _mm512_or_si512(word, SetInt(0x00400000));
+    const Mask is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const Int upper = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(upper));
+  }
   static Float Add(Float a, Float b) { return _mm512_add_ps(a, b); }
   static Float Sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
   static Float Mul(Float a, Float b) { return _mm512_mul_ps(a, b); }

@@ -42,6 +42,14 @@ struct Simd {
   static Float LoadBf16(const BFloat16* from) {
     return Make([=](size_t i) { return from[i].ToFloat(); });
   }
+  static Float LoadBytes(const uint8_t* from) {
+    return Make([=](size_t i) { return static_cast<float>(from[i]); });
+  }
+  static void Store(const Float& x, BFloat16* to) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      to[i] = BFloat16::FromFloat(x.lanes[i]);
+    }
+  }
   static void Store(const Float& x, float* to) { std::copy_n(x.lanes, kLanes, to); }
   static Float Add(const Float& a, const Float& b) {
     return Make([&](size_t i) { return a.lanes[i] + b.lanes[i]; });
