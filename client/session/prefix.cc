@@ -3,6 +3,9 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
+#include "client/transport/streaming_copy.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -42,6 +45,31 @@ absl::Status Prefix::Validate() {
   CRUMB_RETURN_IF_ERROR(source_->Validate());
   // Last: what was read before this line was read under the lease.
   return session_->CheckLease(lease_);
+}
+
+absl::Status Prefix::CopyPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) {
+  const Geometry& geometry = session_->info().profile->geometry();
+  const HeadRange& heads = session_->info().heads;
+  const size_t block_bytes = geometry.HeadBlockBytes(encoding);
+  if (image.size() != heads.count * geometry.HeadRangeBytes(encoding)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("image has ", image.size(), " bytes, a page of this encoding has ",
+                     heads.count * geometry.HeadRangeBytes(encoding)));
+  }
+  if (page.value() >= num_pages_ || source_->HeadBlock(page, encoding, 0, heads.first) == nullptr) {
+    return absl::NotFoundError(absl::StrCat("page ", page.value(), " of ", num_pages_,
+                                            " is not there in ",
+                                            encoding == PageEncoding::kInt2 ? "INT2" : "BF16"));
+  }
+  CRUMB_RETURN_IF_ERROR(source_->WaitForLayer(geometry.num_layers - 1));
+  size_t offset = 0;
+  for (uint32_t head = heads.first; head < heads.first + heads.count; ++head) {
+    for (uint32_t layer = 0; layer < geometry.num_layers; ++layer, offset += block_bytes) {
+      StreamingCopy({source_->HeadBlock(page, encoding, layer, head), block_bytes},
+                    image.subspan(offset, block_bytes));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace crumb

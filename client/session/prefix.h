@@ -39,6 +39,7 @@ class Prefix : public PrefixHandle {
   uint32_t matched_tokens() const override { return matched_tokens_; }
   uint32_t trimmed_tokens() const override { return trimmed_tokens_; }
   DataPlane data_plane() const override { return session_->planes().in_use; }
+  absl::Status CopyPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
   size_t copied_bytes() const override { return source_ == nullptr ? 0 : source_->copied_bytes(); }
 
  private:

@@ -57,8 +57,14 @@ class PrefixHandle : public SharedPrefix {
   virtual uint32_t matched_tokens() const = 0;
   virtual uint32_t trimmed_tokens() const = 0;  // Given up to keep the recent window in BF16.
   virtual DataPlane data_plane() const = 0;     // By which the bytes come.
-  // Bytes copied into this process: 0 for a map.
+  // Bytes copied into this process by the data plane: 0 for a map.
   virtual size_t copied_bytes() const = 0;
+  // Copies a page's image of the rank's heads, [kv_head][layer] head blocks, for engines that keep
+  // pages in memory of their own. Blocks until the bytes are there. NOT_FOUND: not in that
+  // encoding. INVALID_ARGUMENT: image of another size. As all reads, to be believed after Validate.
+  virtual absl::Status CopyPage(PageIdx page,
+                                PageEncoding encoding,
+                                std::span<std::byte> image) = 0;
 };
 
 struct PublishOptions {

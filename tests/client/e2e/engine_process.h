@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An engine as a process of its own, for tests that stop and kill it: the program e2e_engine, which
+// obeys one command a line and answers each with one line.
+//
+//   publish SEED TOKENS   "published ADDED PRESENT", or "error ..."
+//   lookup SEED TOKENS    "found USABLE"; holds the prefix
+//   validate              "OK", or the status of the prefix held
+//   churn SEED            publishes and looks up for ever, a line for each round
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdio>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace crumb {
+
+// Confined to one thread. Kills the process when destroyed.
+class EngineProcess {
+ public:
+  // Attached on return, with the test profile of tests/client/e2e/e2e_engine.cc.
+  static absl::StatusOr<EngineProcess> Start(const std::string& address);
+  EngineProcess(EngineProcess&& other) noexcept;
+  EngineProcess& operator=(EngineProcess&&) = delete;
+  EngineProcess(const EngineProcess&) = delete;
+  EngineProcess& operator=(const EngineProcess&) = delete;
+  ~EngineProcess() { Kill(); }
+
+  void Send(const std::string& command);
+  // The next line of its answers; empty when it ended.
+  std::string ReadLine();
+  std::string Ask(const std::string& command) {
+    Send(command);
+    return ReadLine();
+  }
+  void Signal(int signal) const;
+  void Kill();
+
+ private:
+  EngineProcess() = default;
+
+  pid_t pid_ = -1;
+  FILE* to_ = nullptr;
+  FILE* from_ = nullptr;
+};
+
+}  // namespace crumb
