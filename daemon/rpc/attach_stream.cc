@@ -143,10 +143,9 @@ void AttachStream::Attach() {
 
 void AttachStream::AttachWith(const AttachSpec& spec,
                               absl::StatusOr<std::shared_ptr<const Profile>> profile) {
-  absl::StatusOr<std::shared_ptr<const AttachedSession>> session = profile.status();
-  if (profile.ok()) {
-    session = context_.sessions.Attach(spec, *std::move(profile));
-  }
+  auto session = profile.ok()
+                     ? context_.sessions.Attach(spec, *std::move(profile))
+                     : absl::StatusOr<std::shared_ptr<const AttachedSession>>(profile.status());
   context_.metrics.OnRpc(RpcMethod::kAttach, session.status().code(),
                          context_.clock.Now() - start_);
   if (!session.ok()) {
