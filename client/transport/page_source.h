@@ -106,9 +106,13 @@ class PageTransport {
   virtual absl::StatusOr<std::unique_ptr<PageSource>> Open(const LeasedPrefix& prefix,
                                                            absl::Time deadline) = 0;
 
-  // Hands over pages of an open publish, before its Commit; the bytes may be reused on return.
-  // Blocks until the daemon has them or `deadline`. Not for the map, which stages instead
-  // (map_transport.h): UNIMPLEMENTED.
+  // Hands over pages of an open publish, before its Commit; the bytes may be reused on return,
+  // whatever the result. The pages of all calls for one publish lie in its staging memory back to
+  // back, in the order in which they were sent, from offset 0: what Commit names with STAGING_UCX.
+  // Blocks until the daemon has them or `deadline`; one call a publish at a time, and after an
+  // error the publish is to be aborted. INVALID_ARGUMENT: none, or more than kMaxStagingBytes with
+  // the earlier ones. RESOURCE_EXHAUSTED: the daemon has no room to stage them now. Not for the
+  // map, which stages instead (map_transport.h): UNIMPLEMENTED.
   virtual absl::Status SendPages(PublishId publish,
                                  std::span<const OutgoingPage> pages,
                                  absl::Time deadline) = 0;

@@ -41,6 +41,7 @@ class UcxDataPlane : public DataPlaneServer {
   virtual UcxEndpoint endpoint() const = 0;
   // The memory that a publish was sent to, for its commit; it is the caller's from then on.
   // FAILED_PRECONDITION: nothing was sent, or bytes are missing. Any thread; does not block.
+  // shared: see StagingMemory.
   virtual absl::StatusOr<std::shared_ptr<const StagingMemory>> TakeStaging(SessionId session,
                                                                            PublishId publish) = 0;
   // Drops what a session, or one publish of it, has sent and has not committed. Any thread; does

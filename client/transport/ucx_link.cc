@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/transport/ucx_link.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+namespace {
+
+constexpr size_t kMaxOpenPublishes = 256;  // More than a daemon allows a session.
+
+absl::Status CheckSession(const SessionInfo& session) {
+  if (session.ucx_host.empty()) {
+    return absl::UnavailableError(
+        "the daemon does not offer UCX: set enabled = true in [ucx] of its configuration, or use "
+        "the memory map");
+  }
+  if (session.ucx_version != UcxVersion()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon runs UCX ", session.ucx_version, " and this process ",
+                     UcxVersion(), ", which do not connect: run both with the same libucp"));
+  }
+  if (session.ucx_port == 0 || session.ucx_port > UINT16_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("UCX port ", session.ucx_port, ": must be 1 to 65535"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void UcxLink::Answer::Set(const absl::Status& status) {
+  const absl::MutexLock lock(&mutex_);
+  if (!status_.has_value()) {
+    status_ = status;
+  }
+}
+
+bool UcxLink::Answer::IsSet() const {
+  const absl::MutexLock lock(&mutex_);
+  return status_.has_value();
+}
+
+absl::Status UcxLink::Answer::Wait(absl::Duration timeout, absl::string_view what) const {
+  const absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithTimeout(absl::Condition(this, &Answer::IsSetLocked), timeout)) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(what, ": no answer within ", absl::FormatDuration(timeout)));
+  }
+  return *status_;
+}
+
+absl::StatusOr<std::shared_ptr<UcxLink>> UcxLink::Connect(const UcxTransportOptions& options,
+                                                          const SessionInfo& session,
+                                                          absl::Time deadline,
+                                                          const Clock& clock) {
+  CRUMB_RETURN_IF_ERROR(CheckSession(session));
+  CRUMB_ASSIGN_OR_RETURN(ChunkPool chunks,
+                         ChunkPool::Create(options.stage_window, options.chunk_bytes));
+  // shared: by the transport and by the sources that it opened, which may outlive it.
+  std::shared_ptr<UcxLink> link(new UcxLink(options, session, clock, std::move(chunks)));
+  CRUMB_ASSIGN_OR_RETURN(link->worker_, UcxWorker::Create(options.ucx, *link, clock));
+  const auto answer = std::make_shared<Answer>();
+  CRUMB_RETURN_IF_ERROR(link->worker_->Call([&] {
+    absl::Status status = link->EnsurePeer();
+    link->answers_[link->hello_id_] = answer;
+    return status;
+  }));
+  CRUMB_RETURN_IF_ERROR(
+      answer->Wait(deadline - clock.Now(),
+                   absl::StrCat("daemon at UCX ", session.ucx_host, ":", session.ucx_port)));
+  return link;
+}
+
+UcxLink::UcxLink(const UcxTransportOptions& options,
+                 const SessionInfo& session,
+                 const Clock& clock,
+                 ChunkPool stage_chunks)
+    : options_(options),
+      session_(session),
+      clock_(clock),
+      buffers_(options.max_kept_bytes),
+      stage_chunks_(std::move(stage_chunks)) {}
+
+absl::Status UcxLink::EnsurePeer() {
+  if (peer_ != UcxPeerId()) {
+    return absl::OkStatus();
+  }
+  hello_id_ = next_request_++;
+  CRUMB_ASSIGN_OR_RETURN(
+      peer_, worker_->Connect(session_.ucx_host, static_cast<uint16_t>(session_.ucx_port)));
+  HelloMessage hello;
+  hello.preamble = {.op = PullOp::kHello, .request_id = hello_id_};
+  hello.session_id = session_.id.value();
+  hello.session_secret = session_.secret;
+  // A failure is told by OnLost.
+  worker_->Send(peer_, WireBytes(hello), {}, UcxSend::kCopy, [](const absl::Status&) {});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> UcxLink::StartPull(std::shared_ptr<UcxPull> pull) {
+  const uint64_t request_id = next_request_++;
+  CRUMB_RETURN_IF_ERROR(worker_->Post([this, request_id, pull = std::move(pull)] {
+    if (const absl::Status status = EnsurePeer(); !status.ok()) {
+      pull->Fail(status);
+      return;
+    }
+    pulls_[request_id] = pull;
+    const PullMessage request = pull->request(request_id);
+    worker_->Send(peer_, WireBytes(request), std::as_bytes(pull->entries()), UcxSend::kCopy,
+                  [pull](const absl::Status& status) {
+                    if (!status.ok()) {
+                      pull->Fail(status);
+                    }
+                  });
+  }));
+  return request_id;
+}
+
+void UcxLink::EndPull(uint64_t request_id) {
+  // When the worker takes no more tasks, its end is the pull's.
+  static_cast<void>(worker_->Post([this, request_id] {
+    if (pulls_.erase(request_id) != 0) {
+      SendCancel(request_id);
+    }
+  }));
+}
+
+void UcxLink::SendCancel(uint64_t request_id) {
+  CancelMessage cancel;
+  cancel.preamble = {.op = PullOp::kCancel, .request_id = request_id};
+  worker_->Send(peer_, WireBytes(cancel), {}, UcxSend::kCopy, [](const absl::Status&) {});
+}
+
+absl::Status UcxLink::SendPages(PublishId publish,
+                                std::span<const OutgoingPage> pages,
+                                absl::Time deadline) {
+  StageMessage message;
+  message.preamble = {.op = PullOp::kStage, .request_id = next_request_++};
+  message.publish_id = publish.value();
+  for (const OutgoingPage& page : pages) {
+    message.request_bytes += page.image.size();
+  }
+  message.offset = TakeStaging(publish, message.request_bytes);
+  // The bounds are the decoder's, at the other end.
+  CRUMB_RETURN_IF_ERROR(DecodeMessage(WireBytes(message)).status());
+  const uint64_t request_id = message.preamble.request_id;
+  const auto answer = std::make_shared<Answer>();
+  CRUMB_RETURN_IF_ERROR(worker_->Call([&] {
+    answers_[request_id] = answer;
+    return EnsurePeer();
+  }));
+  absl::Status status = SendPieces(message, pages, *answer, deadline);
+  if (status.ok()) {
+    status = answer->Wait(deadline - clock_.Now(), "publish over UCX");
+  }
+  static_cast<void>(worker_->Post([this, request_id] { answers_.erase(request_id); }));
+  return status;
+}
+
+uint64_t UcxLink::TakeStaging(PublishId publish, uint64_t bytes) {
+  const absl::MutexLock lock(&mutex_);
+  const uint64_t offset = staged_bytes_[publish];
+  staged_bytes_[publish] += bytes;
+  if (staged_bytes_.size() > kMaxOpenPublishes) {
+    staged_bytes_.erase(staged_bytes_.begin());  // The oldest: ids ascend.
+  }
+  return offset;
+}
+
+absl::Status UcxLink::SendPieces(StageMessage message,
+                                 std::span<const OutgoingPage> pages,
+                                 const Answer& answer,
+                                 absl::Time deadline) {
+  size_t page = 0;
+  size_t of_page = 0;  // Bytes of it that were copied.
+  while (message.request_offset < message.request_bytes) {
+    std::optional<ChunkPool::Chunk> chunk = stage_chunks_.Take(deadline - clock_.Now());
+    if (answer.IsSet()) {
+      return absl::OkStatus();  // A refusal: the answer says why.
+    }
+    if (!chunk.has_value()) {
+      return absl::DeadlineExceededError(absl::StrCat("publish over UCX: ", message.request_offset,
+                                                      " of ", message.request_bytes,
+                                                      " bytes were on their way by its deadline"));
+    }
+    const size_t bytes =
+        std::min<size_t>(chunk->bytes().size(), message.request_bytes - message.request_offset);
+    for (std::span<std::byte> target = chunk->bytes().first(bytes); !target.empty();) {
+      const std::span<const std::byte> rest = pages[page].image.subspan(of_page);
+      const size_t copied = std::min(rest.size(), target.size());
+      std::copy_n(rest.begin(), copied, target.begin());
+      target = target.subspan(copied);
+      of_page += copied;
+      if (of_page == pages[page].image.size()) {
+        ++page;
+        of_page = 0;
+      }
+    }
+    CRUMB_RETURN_IF_ERROR(worker_->Post([this, message, bytes, held = std::move(*chunk)]() mutable {
+      const std::span<const std::byte> payload = held.bytes().first(bytes);
+      worker_->Send(peer_, WireBytes(message), payload, UcxSend::kRendezvous,
+                    [held = std::move(held)](const absl::Status&) {});
+    }));
+    message.offset += bytes;
+    message.request_offset += bytes;
+  }
+  return absl::OkStatus();
+}
+
+bool UcxLink::OnPeer(UcxPeerId) {
+  return false;  // Nobody connects to an engine.
+}
+
+void UcxLink::OnMessage(UcxPeerId peer, UcxMessage& message) {
+  const absl::StatusOr<DataPlaneMessage> decoded = DecodeMessage(message.header());
+  if (!decoded.ok()) {
+    worker_->Close(peer, decoded.status());
+  } else if (const auto* chunk = std::get_if<ChunkMessage>(&*decoded)) {
+    OnChunk(*chunk, message);
+  } else if (const auto* end = std::get_if<EndMessage>(&*decoded)) {
+    OnEnd(*end);
+  }
+}
+
+void UcxLink::OnChunk(const ChunkMessage& chunk, UcxMessage& message) {
+  const uint64_t request_id = chunk.preamble.request_id;
+  const auto found = pulls_.find(request_id);
+  if (found == pulls_.end()) {
+    return;  // No longer wanted.
+  }
+  const std::shared_ptr<UcxPull> pull = found->second;
+  const auto target = pull->TargetOf(chunk, message.payload_bytes());
+  if (!target.ok()) {
+    pull->Fail(target.status());
+    pulls_.erase(found);
+    SendCancel(request_id);
+    return;
+  }
+  message.Receive(*target, [this, pull, chunk](const absl::Status& status) {
+    if (!status.ok()) {
+      pull->Fail(
+          absl::UnavailableError(absl::StrCat("pull over UCX broke off: ", status.message())));
+    } else if (pull->Landed(chunk)) {
+      verifier_.Add(pull);
+    }
+    if (!pull->IsOpen()) {
+      pulls_.erase(chunk.preamble.request_id);
+    }
+  });
+}
+
+void UcxLink::OnEnd(const EndMessage& end) {
+  const uint64_t request_id = end.preamble.request_id;
+  const absl::Status status = EndStatus(end);
+  if (const auto pull = pulls_.find(request_id); pull != pulls_.end()) {
+    pull->second->Fail(status.ok() ? absl::InternalError("the daemon ended a pull with OK")
+                                   : status);
+    pulls_.erase(pull);
+  }
+  if (const auto answer = answers_.find(request_id); answer != answers_.end()) {
+    answer->second->Set(status);
+    answers_.erase(answer);
+  }
+  if (request_id == hello_id_ && !status.ok()) {
+    FailAll(status);  // The daemon closes the connection, but its words say more.
+  }
+}
+
+void UcxLink::OnLost(UcxPeerId peer, const absl::Status& reason) {
+  if (peer != peer_) {
+    return;
+  }
+  peer_ = UcxPeerId();
+  FailAll(absl::UnavailableError(absl::StrCat("the daemon at UCX ", session_.ucx_host, ":",
+                                              session_.ucx_port, " is lost: ", reason.message())));
+}
+
+void UcxLink::FailAll(const absl::Status& status) {
+  for (const auto& [id, pull] : pulls_) {
+    pull->Fail(status);
+  }
+  pulls_.clear();
+  for (const auto& [id, answer] : answers_) {
+    answer->Set(status);
+  }
+  answers_.clear();
+}
+
+void UcxLink::OnTick(absl::Time now) {
+  std::vector<uint64_t> ended;
+  for (const auto& [id, pull] : pulls_) {
+    if (now > pull->deadline()) {
+      pull->Fail(absl::DeadlineExceededError(absl::StrCat("pull over UCX: ", pull->landed_bytes(),
+                                                          " of ", pull->total_bytes(),
+                                                          " bytes came by its deadline")));
+    }
+    if (!pull->IsOpen()) {
+      ended.push_back(id);
+    }
+  }
+  for (const uint64_t id : ended) {
+    pulls_.erase(id);
+    SendCancel(id);
+  }
+}
+
+}  // namespace crumb

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The connection of one session to its daemon's UCX port: keeps the worker, says hello, sends
+// requests and hands what comes back to the pulls. When the daemon is lost, all that was under way
+// fails with UNAVAILABLE, and the next request connects anew.
+//
+// Thread-safe but for the Handler's functions, which are Confined to the worker's thread.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "client/transport/page_source.h"
+#include "client/transport/pull_verifier.h"
+#include "client/transport/transfer_memory.h"
+#include "client/transport/ucx_pull.h"
+#include "client/transport/ucx_transport.h"
+#include "client/transport/ucx_worker.h"
+
+namespace crumb {
+
+class UcxLink final : public UcxWorker::Handler {
+ public:
+  // Connects and waits for the daemon's answer to the hello. Errors as ConnectUcx.
+  // shared: by the transport and by the sources that it opened, which may outlive it.
+  static absl::StatusOr<std::shared_ptr<UcxLink>> Connect(const UcxTransportOptions& options,
+                                                          const SessionInfo& session,
+                                                          absl::Time deadline,
+                                                          const Clock& clock);
+
+  // Starts to bring what the lease names; returns the number to end it by.
+  absl::StatusOr<uint64_t> StartPull(std::shared_ptr<UcxPull> pull);
+  // The pull's bytes are not wanted any more. No-op when it has ended.
+  void EndPull(uint64_t request_id);
+  absl::Status SendPages(PublishId publish,
+                         std::span<const OutgoingPage> pages,
+                         absl::Time deadline);
+
+  const SessionInfo& session() const { return session_; }
+  BufferPool& buffers() { return buffers_; }
+  uint32_t chunk_bytes() const { return options_.chunk_bytes; }
+  const Clock& clock() const { return clock_; }
+
+  bool OnPeer(UcxPeerId peer) override;
+  void OnMessage(UcxPeerId peer, UcxMessage& message) override;
+  void OnLost(UcxPeerId peer, const absl::Status& reason) override;
+  void OnTick(absl::Time now) override;
+
+ private:
+  // The answer to a request, which one thread waits for and the worker's thread sets.
+  class Answer {
+   public:
+    void Set(const absl::Status& status);
+    bool IsSet() const;
+    // DEADLINE_EXCEEDED, naming `what`, when none has come by then.
+    absl::Status Wait(absl::Duration timeout, absl::string_view what) const;
+
+   private:
+    bool IsSetLocked() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return status_.has_value(); }
+    mutable absl::Mutex mutex_;
+    std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
+  };
+
+  UcxLink(const UcxTransportOptions& options,
+          const SessionInfo& session,
+          const Clock& clock,
+          ChunkPool stage_chunks);
+
+  // Copies the pages into chunks and has them sent, until all are on their way or there is an
+  // answer. `message` is the first piece's.
+  absl::Status SendPieces(StageMessage message,
+                          std::span<const OutgoingPage> pages,
+                          const Answer& answer,
+                          absl::Time deadline);
+  // Where the next pages of a publish lie in its staging memory.
+  uint64_t TakeStaging(PublishId publish, uint64_t bytes);
+
+  // On the worker's thread.
+  absl::Status EnsurePeer();
+  void FailAll(const absl::Status& status);
+  void OnChunk(const ChunkMessage& chunk, UcxMessage& message);
+  void OnEnd(const EndMessage& end);
+  void SendCancel(uint64_t request_id);
+
+  const UcxTransportOptions options_;
+  const SessionInfo session_;
+  const Clock& clock_;
+  BufferPool buffers_;
+  ChunkPool stage_chunks_;
+  std::atomic<uint64_t> next_request_{1};
+  PullVerifier verifier_;
+
+  absl::Mutex mutex_;
+  std::map<PublishId, uint64_t> staged_bytes_ ABSL_GUARDED_BY(mutex_);  // Of the last publishes.
+
+  // Confined to the worker's thread.
+  UcxPeerId peer_;         // 0: not connected.
+  uint64_t hello_id_ = 0;  // The request by which peer_ was greeted.
+  std::unordered_map<uint64_t, std::shared_ptr<UcxPull>> pulls_;   // Bytes are still to come.
+  std::unordered_map<uint64_t, std::shared_ptr<Answer>> answers_;  // Shared with their waiters.
+
+  // Last, so that its thread has ended before anything that it uses.
+  std::unique_ptr<UcxWorker> worker_;
+};
+
+}  // namespace crumb

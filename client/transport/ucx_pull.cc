@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/transport/ucx_pull.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "proto/base/check.h"
+#include "proto/base/crc32c.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+namespace {
+
+std::vector<PullEntry> EntriesOf(const LeasedPrefix& prefix) {
+  std::vector<PullEntry> entries;
+  for (uint32_t page = 0; page < prefix.pages.size(); ++page) {
+    for (const PageEncoding encoding : {PageEncoding::kInt2, PageEncoding::kBf16}) {
+      if (const BlockPlace& place = prefix.pages[page].of(encoding); place.present()) {
+        entries.push_back({page, encoding, {}, place.generation.value()});
+      }
+    }
+  }
+  return entries;
+}
+
+std::vector<PageEncoding> EncodingsOf(std::span<const PullEntry> entries) {
+  std::vector<PageEncoding> encodings;
+  encodings.reserve(entries.size());
+  for (const PullEntry& entry : entries) {
+    encodings.push_back(entry.encoding);
+  }
+  return encodings;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<UcxPull>> UcxPull::Create(const SessionInfo& session,
+                                                         const LeasedPrefix& prefix,
+                                                         BufferPool& buffers,
+                                                         uint32_t chunk_bytes,
+                                                         absl::Time deadline,
+                                                         const Clock& clock) {
+  std::vector<PullEntry> entries = EntriesOf(prefix);
+  if (entries.empty() || entries.size() > kMaxPullEntries) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pull of ", entries.size(), " pages: must be 1 to ", kMaxPullEntries));
+  }
+  Geometry geometry = session.profile->geometry();
+  geometry.num_kv_heads = session.heads.count;
+  PullPlan plan(geometry, EncodingsOf(entries));
+  CRUMB_ASSIGN_OR_RETURN(BufferPool::Buffer buffer, buffers.Take(plan.total_bytes()));
+  // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
+  std::shared_ptr<UcxPull> pull(
+      new UcxPull(session, prefix, std::move(entries), std::move(plan), std::move(buffer)));
+  const size_t num_chunks = (pull->total_bytes() + chunk_bytes - 1) / chunk_bytes;
+  pull->chunk_bytes_ = chunk_bytes;
+  pull->deadline_ = deadline;
+  pull->clock_ = &clock;
+  pull->is_taken_.resize(num_chunks);
+  const absl::MutexLock lock(&pull->mutex_);
+  pull->has_landed_.resize(num_chunks);
+  return pull;
+}
+
+UcxPull::UcxPull(const SessionInfo& session,
+                 const LeasedPrefix& prefix,
+                 std::vector<PullEntry> entries,
+                 PullPlan plan,
+                 BufferPool::Buffer buffer)
+    : profile_id_(session.profile->id()),
+      namespace_id_(prefix.namespace_id),
+      heads_(session.heads),
+      lease_(prefix.lease),
+      entries_(std::move(entries)),
+      plan_(std::move(plan)),
+      int2_entries_(prefix.pages.size(), kNoEntry),
+      bf16_entries_(prefix.pages.size(), kNoEntry),
+      buffer_(std::move(buffer)),
+      checksums_(entries_.size() * heads_.count) {
+  for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
+    auto& of_pages =
+        entries_[entry].encoding == PageEncoding::kInt2 ? int2_entries_ : bf16_entries_;
+    of_pages[entries_[entry].page_idx] = entry;
+  }
+}
+
+PullMessage UcxPull::request(uint64_t request_id) const {
+  PullMessage message;
+  message.preamble = {.op = PullOp::kPull, .request_id = request_id};
+  message.lease_id = lease_.value();
+  message.num_entries = static_cast<uint32_t>(entries_.size());
+  message.chunk_bytes = chunk_bytes_;
+  message.geometry = plan_.geometry();
+  return message;
+}
+
+absl::StatusOr<std::span<std::byte>> UcxPull::TargetOf(const ChunkMessage& chunk, size_t bytes) {
+  const size_t number = chunk.offset / chunk_bytes_;
+  if (chunk.total_bytes != total_bytes() || chunk.offset % chunk_bytes_ != 0 ||
+      number >= is_taken_.size() || is_taken_[number] ||
+      bytes != std::min<size_t>(chunk_bytes_, total_bytes() - chunk.offset)) {
+    return absl::DataLossError(absl::StrCat(
+        "pull: the daemon sent ", bytes, " bytes at ", chunk.offset, " of ", chunk.total_bytes,
+        ", which is no chunk of the ", total_bytes(), " bytes asked for, or came twice"));
+  }
+  is_taken_[number] = true;
+  return buffer_.bytes().subspan(chunk.offset, bytes);
+}
+
+bool UcxPull::Landed(const ChunkMessage& chunk) {
+  const absl::MutexLock lock(&mutex_);
+  has_landed_[chunk.offset / chunk_bytes_] = true;
+  const size_t before = num_landed_;
+  while (num_landed_ < has_landed_.size() && has_landed_[num_landed_]) {
+    ++num_landed_;
+  }
+  landed_bytes_ = std::min(total_bytes(), num_landed_ * chunk_bytes_);
+  return num_landed_ != before && failure_.ok();
+}
+
+void UcxPull::Fail(const absl::Status& status) {
+  const absl::MutexLock lock(&mutex_);
+  if (failure_.ok() && !verified_) {
+    failure_ = status;
+  }
+}
+
+bool UcxPull::IsOpen() const {
+  const absl::MutexLock lock(&mutex_);
+  return failure_.ok() && landed_bytes_ < total_bytes();
+}
+
+size_t UcxPull::landed_bytes() const {
+  const absl::MutexLock lock(&mutex_);
+  return landed_bytes_;
+}
+
+const PageHeader& UcxPull::HeaderOf(uint32_t entry) const {
+  // The daemon wrote the bytes of a header here, and a header may have any bytes.
+  return *reinterpret_cast<const PageHeader*>(&buffer_.bytes()[PullPlan::HeaderOffset(entry)]);
+}
+
+absl::Status UcxPull::CheckHeaders() const {
+  for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
+    const PullEntry& wanted = entries_[entry];
+    const PageHeader& header = HeaderOf(entry);
+    CRUMB_RETURN_IF_ERROR(
+        CheckPageHeader(header, {profile_id_, namespace_id_, wanted.encoding,
+                                 Generation(wanted.generation), PageIdx(wanted.page_idx)}));
+    if ((header.heads_present & heads_.Mask()) != heads_.Mask()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "page at token %u has KV heads %x, this rank needs %x; look the prefix up again",
+          header.first_token, header.heads_present, heads_.Mask()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void UcxPull::AddLayer(uint32_t layer) {
+  for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
+    for (uint32_t head = 0; head < heads_.count; ++head) {
+      uint32_t& checksum = checksums_[size_t{entry} * heads_.count + head];
+      checksum = Crc32c(
+          buffer_.bytes().subspan(plan_.BlockOffset(layer, entry, head), plan_.block_bytes(entry)),
+          checksum);
+    }
+  }
+}
+
+absl::Status UcxPull::CheckChecksums() const {
+  for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
+    const PageHeader& header = HeaderOf(entry);
+    for (uint32_t head = 0; head < heads_.count; ++head) {
+      const uint32_t found = checksums_[size_t{entry} * heads_.count + head];
+      const uint32_t expected = header.head_crc32c[heads_.first + head];
+      if (found != expected) {
+        return absl::DataLossError(absl::StrFormat(
+            "pulled page at token %u, KV head %u: checksum of the bytes is %08x, the daemon says "
+            "%08x; its memory was reused or the bytes changed on their way, look the prefix up "
+            "again",
+            header.first_token, heads_.first + head, found, expected));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void UcxPull::Verify() {
+  const size_t landed = landed_bytes();
+  if (!headers_checked_ && landed >= plan_.LayerBegin(0)) {
+    headers_checked_ = true;
+    if (const absl::Status status = CheckHeaders(); !status.ok()) {
+      Fail(status);
+    }
+  }
+  const uint32_t num_layers = plan_.geometry().num_layers;
+  while (verified_layers_ < num_layers && landed >= plan_.LayerEnd(verified_layers_)) {
+    AddLayer(verified_layers_);
+    if (++verified_layers_ == num_layers) {
+      const absl::Status status = CheckChecksums();
+      const absl::MutexLock lock(&mutex_);
+      if (failure_.ok()) {
+        failure_ = status;
+        verified_ = status.ok();
+      }
+    }
+  }
+}
+
+const std::byte* UcxPull::HeadBlock(PageIdx page,
+                                    PageEncoding encoding,
+                                    uint32_t layer,
+                                    uint32_t kv_head) const {
+  const auto& of_pages = encoding == PageEncoding::kInt2 ? int2_entries_ : bf16_entries_;
+  if (page.value() >= of_pages.size() || of_pages[page.value()] == kNoEntry ||
+      kv_head < heads_.first || kv_head - heads_.first >= heads_.count) {
+    return nullptr;
+  }
+  CRUMB_DCHECK(layer < plan_.geometry().num_layers, "a layer of the model");
+  return &buffer_.bytes()[plan_.BlockOffset(layer, of_pages[page.value()], kv_head - heads_.first)];
+}
+
+absl::Status UcxPull::WaitUntil(const absl::Condition& reached) {
+  const absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithTimeout(reached, deadline_ - clock_->Now()) && failure_.ok()) {
+    failure_ = absl::DeadlineExceededError(
+        absl::StrCat("pull: ", landed_bytes_, " of ", total_bytes(), " bytes came before its end"));
+  }
+  return failure_;
+}
+
+absl::Status UcxPull::WaitForLayer(uint32_t layer) {
+  CRUMB_CHECK(layer < plan_.geometry().num_layers, "a layer of the model");
+  const size_t bytes = plan_.LayerEnd(layer);
+  const auto has_landed = [this, bytes]()
+                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return HasLanded(bytes); };
+  return WaitUntil(absl::Condition(&has_landed));
+}
+
+absl::Status UcxPull::Validate() {
+  return WaitUntil(absl::Condition(this, &UcxPull::IsSettled));
+}
+
+}  // namespace crumb

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One pull of a leased prefix: the memory its stream lands in, how far it has come, and whether its
+// bytes are right. The bytes of one layer may be used before later ones are there; whether they
+// were right is known only when all are there, since a checksum covers a KV head over all layers.
+//
+// Never believes a transport: over cma a receive can end with success on memory that its owner has
+// reused meanwhile. What proves a page is its header (profile, namespace, position and the
+// generation that the lease named) and the CRC-32C of each head.
+//
+// Thread-safe. Bytes land on the worker's thread, are verified on the verifier's, and are read on
+// the engine's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "client/transport/page_source.h"
+#include "client/transport/transfer_memory.h"
+#include "proto/base/clock.h"
+#include "proto/wire/pull_message.h"
+#include "proto/wire/pull_plan.h"
+
+namespace crumb {
+
+class UcxPull {
+ public:
+  // Memory for all pages that are present in `prefix`. INVALID_ARGUMENT: there is none, or more
+  // than a pull may have. RESOURCE_EXHAUSTED: no memory.
+  // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
+  static absl::StatusOr<std::shared_ptr<UcxPull>> Create(const SessionInfo& session,
+                                                         const LeasedPrefix& prefix,
+                                                         BufferPool& buffers,
+                                                         uint32_t chunk_bytes,
+                                                         absl::Time deadline,
+                                                         const Clock& clock);
+
+  // What is asked of the daemon.
+  PullMessage request(uint64_t request_id) const;
+  std::span<const PullEntry> entries() const { return entries_; }
+  absl::Time deadline() const { return deadline_; }
+  size_t total_bytes() const { return plan_.total_bytes(); }
+
+  // The worker's thread. Where a chunk is to land; each is taken once. DATA_LOSS for one that this
+  // pull has no place for.
+  absl::StatusOr<std::span<std::byte>> TargetOf(const ChunkMessage& chunk, size_t bytes);
+  // The chunk's transfer has ended. True when there is something new to verify.
+  bool Landed(const ChunkMessage& chunk);
+  // No more bytes will come. The first failure stays; none after everything has been verified.
+  void Fail(const absl::Status& status);
+  // Still waiting for bytes.
+  bool IsOpen() const;
+
+  // The verifier's thread. Verifies what has landed since the last call.
+  void Verify();
+
+  // See PageSource.
+  const std::byte* HeadBlock(PageIdx page,
+                             PageEncoding encoding,
+                             uint32_t layer,
+                             uint32_t kv_head) const;
+  absl::Status WaitForLayer(uint32_t layer);
+  absl::Status Validate();
+  size_t landed_bytes() const;
+
+ private:
+  static constexpr uint32_t kNoEntry = UINT32_MAX;
+
+  UcxPull(const SessionInfo& session,
+          const LeasedPrefix& prefix,
+          std::vector<PullEntry> entries,
+          PullPlan plan,
+          BufferPool::Buffer buffer);
+
+  absl::Status CheckHeaders() const;
+  // Adds the blocks of one layer to the checksums.
+  void AddLayer(uint32_t layer);
+  absl::Status CheckChecksums() const;
+  const PageHeader& HeaderOf(uint32_t entry) const;
+  absl::Status WaitUntil(const absl::Condition& reached);
+  bool HasLanded(size_t bytes) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !failure_.ok() || landed_bytes_ >= bytes;
+  }
+  bool IsSettled() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || verified_; }
+
+  // Immutable.
+  const ProfileId profile_id_;
+  const NamespaceId namespace_id_;
+  const HeadRange heads_;
+  const LeaseId lease_;
+  uint32_t chunk_bytes_ = 0;
+  absl::Time deadline_;
+  const Clock* clock_ = nullptr;
+  const std::vector<PullEntry> entries_;
+  const PullPlan plan_;
+  std::vector<uint32_t> int2_entries_;  // Entry of each page, or kNoEntry.
+  std::vector<uint32_t> bf16_entries_;
+  const BufferPool::Buffer buffer_;
+
+  // Confined to the worker's thread.
+  std::vector<bool> is_taken_;  // One a chunk.
+
+  // Confined to the verifier's thread.
+  uint32_t verified_layers_ = 0;
+  bool headers_checked_ = false;
+  std::vector<uint32_t> checksums_;  // [entries, heads], over the layers verified so far.
+
+  mutable absl::Mutex mutex_;
+  std::vector<bool> has_landed_ ABSL_GUARDED_BY(mutex_);  // One a chunk.
+  size_t num_landed_ ABSL_GUARDED_BY(mutex_) = 0;         // Chunks before the first that has not.
+  size_t landed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;       // Of those.
+  bool verified_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The UCX data plane of a session at the engine's end: see page_source.h for what it does, and
+// proto/wire/pull_message.h for what it says to the daemon.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "client/transport/page_source.h"
+#include "client/transport/ucx_worker.h"
+#include "proto/base/clock.h"
+
+namespace crumb {
+
+struct UcxTransportOptions {
+  UcxOptions ucx;
+  // Bytes of a message. Measured on loopback: docs/decisions/0060-pull-stream.md.
+  uint32_t chunk_bytes = 1u << 20;
+  // Messages of a publish under way; each has a chunk of memory of its own.
+  uint32_t stage_window = 8;
+  // Memory of ended pulls that is kept for the next ones.
+  size_t max_kept_bytes = size_t{512} << 20;
+};
+
+// ConnectUcx with other options than the defaults.
+absl::StatusOr<std::unique_ptr<PageTransport>> ConnectUcxWithOptions(
+    const UcxTransportOptions& options,
+    const SessionInfo& session,
+    absl::Time deadline,
+    const Clock& clock = Clock::System());
+
+}  // namespace crumb

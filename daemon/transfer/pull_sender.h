@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gathers the streams of pulls into chunks on a thread of its own, so that the UCX worker's thread
+// never copies, and hands them over to be sent. Pulls take turns by the chunk; a peer has at most
+// `window` chunks under way, and the last quarter of the chunks is only for peers that have none,
+// so that peers that stopped cannot take all of them.
+//
+// A pull's pages are held (ReadGuard) until its last byte has been gathered. UCX itself only ever
+// sees chunks: no transfer refers to the arena, however long a peer takes.
+//
+// Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "client/transport/transfer_memory.h"
+#include "client/transport/ucx_worker.h"
+#include "daemon/store/page_store.h"
+#include "proto/wire/pull_message.h"
+#include "proto/wire/pull_plan.h"
+
+namespace crumb {
+
+class PullSender {
+ public:
+  struct Options {
+    size_t num_chunks = 64;
+    size_t chunk_bytes = size_t{1} << 20;
+    uint32_t window = 8;
+    uint32_t max_pulls_per_peer = 64;
+  };
+  // A message that is ready. Whoever gets it calls Ended(peer) once, after the chunk is given back.
+  struct Ready {
+    UcxPeerId peer;
+    ChunkMessage message;
+    ChunkPool::Chunk chunk;
+    size_t bytes = 0;  // Of the chunk.
+  };
+  using Send = std::function<void(Ready)>;  // Called on the gathering thread. Must not block.
+
+  static absl::StatusOr<std::unique_ptr<PullSender>> Create(const Options& options, Send send);
+  // As Stop.
+  ~PullSender();
+  PullSender(const PullSender&) = delete;
+  PullSender& operator=(const PullSender&) = delete;
+
+  // Queues a pull; `guard` holds its entries in their order and must fit `plan`. INVALID_ARGUMENT:
+  // its chunks are larger than this server's. RESOURCE_EXHAUSTED: the peer has too many.
+  absl::Status Add(UcxPeerId peer, const PullMessage& request, PullPlan plan, ReadGuard guard);
+  // Drops a pull, or all of a peer. Chunks under way stay under way.
+  void Cancel(UcxPeerId peer, uint64_t request_id);
+  void CancelAll(UcxPeerId peer);
+  // A chunk of the peer is no longer under way.
+  void Ended(UcxPeerId peer);
+
+  // Drops all pulls and joins the thread. Idempotent.
+  void Stop();
+  size_t num_pulls() const;
+
+ private:
+  struct Pull {
+    UcxPeerId peer;
+    uint64_t request_id;
+    uint32_t chunk_bytes;
+    PullPlan plan;
+    ReadGuard guard;
+    std::vector<PullPlan::Source> sources;  // Into guard.
+    size_t next_offset;                     // Guarded by mutex_.
+  };
+  struct Turn {
+    std::shared_ptr<Pull> pull;
+    size_t offset = 0;
+    size_t bytes = 0;
+  };
+
+  PullSender(const Options& options, Send send, ChunkPool chunks);
+  void Run();
+  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  bool MaySendLocked(UcxPeerId peer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  Turn TakeTurnLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  template <typename Predicate>
+  void Drop(Predicate is_dropped);
+
+  const Options options_;
+  const Send send_;
+  ChunkPool chunks_;
+
+  mutable absl::Mutex mutex_;
+  // shared: with the gathering thread, while it copies without the lock.
+  std::deque<std::shared_ptr<Pull>> pulls_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<UcxPeerId, uint32_t> under_way_ ABSL_GUARDED_BY(mutex_);  // Chunks of a peer.
+  size_t num_under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace crumb
