@@ -7,6 +7,7 @@ PRESET  ?= release
 JOBS    ?= $(shell nproc)
 CTEST_FLAGS ?=
 BENCH_FLAGS ?=
+FUZZ_SECONDS ?= 300
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz clean
@@ -36,6 +37,12 @@ tsan: ## Run the tests under the thread sanitizer
 
 tsa: ## Compile with clang's thread-safety analysis
 	@$(MAKE) --no-print-directory build PRESET=tsa
+
+fuzz: setup ## Run the decoders under libFuzzer, FUZZ_SECONDS each (300)
+	@deploy/install-dependencies.sh --fuzz
+	@cmake --preset fuzz -D CRUMB_FUZZ_SECONDS=$(FUZZ_SECONDS)
+	@cmake --build --preset fuzz -j $(JOBS) --target fuzzers
+	@ctest --test-dir build/fuzz -R '_fuzz(_seeds)?$$' --output-on-failure
 
 lint: ## Check the format of all sources and run clang-tidy over the product
 	@deploy/install-dependencies.sh --lint

@@ -70,6 +70,8 @@ class StatisticsCollector {
   static absl::StatusOr<StatisticsCollector> Create(Options options);
   StatisticsCollector(StatisticsCollector&& other) noexcept;
   StatisticsCollector& operator=(StatisticsCollector&& other) noexcept;
+  StatisticsCollector(const StatisticsCollector&) = delete;
+  StatisticsCollector& operator=(const StatisticsCollector&) = delete;
   ~StatisticsCollector();
 
   // One layer of one whole text of T tokens, position 0 first: `queries` [T, Hq, dk], `keys`
