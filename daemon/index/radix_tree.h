@@ -62,6 +62,7 @@ struct PrefixPin {
 
 class PrefixNode {
  public:
+  ~PrefixNode() = default;
   PrefixNode(const PrefixNode&) = delete;
   PrefixNode& operator=(const PrefixNode&) = delete;
 

@@ -63,6 +63,8 @@ class ReadGuard {
   ~ReadGuard();
   ReadGuard(ReadGuard&& other) noexcept;
   ReadGuard& operator=(ReadGuard&& other) noexcept;
+  ReadGuard(const ReadGuard&) = delete;
+  ReadGuard& operator=(const ReadGuard&) = delete;
 
   // In the order asked for.
   std::span<const PinnedPage> pages() const;
@@ -88,6 +90,8 @@ class WriteGuard {
   ~WriteGuard();
   WriteGuard(WriteGuard&& other) noexcept;
   WriteGuard& operator=(WriteGuard&& other) noexcept;
+  WriteGuard(const WriteGuard&) = delete;
+  WriteGuard& operator=(const WriteGuard&) = delete;
 
   // In the order of the plan.
   std::span<const WritableBlock> blocks() const;

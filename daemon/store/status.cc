@@ -100,32 +100,39 @@ absl::StatusOr<TreeStatus> StoreCore::Tree(std::optional<NamespaceId> namespace_
   }
   TreeStatus tree;
   for (const Namespace* ns : wanted) {
-    // (node, id of its parent); siblings with the most hits come first.
-    std::vector<std::pair<const PrefixNode*, uint32_t>> stack{{&ns->tree.root(), 0}};
-    while (!stack.empty()) {
-      const auto [node, parent_id] = stack.back();
-      stack.pop_back();
-      uint32_t id = 0;
-      if (!node->is_root()) {
-        if (tree.nodes.size() == max_nodes) {
-          tree.truncated = true;
-          return tree;
-        }
-        tree.nodes.push_back(NodeStatus(*ns, *node, now));
-        id = static_cast<uint32_t>(tree.nodes.size());
-        tree.nodes.back().id = id;
-        tree.nodes.back().parent_id = parent_id;
-      }
-      const size_t first_child = stack.size();
-      node->VisitChildren([&](const PrefixNode& child) { stack.emplace_back(&child, id); });
-      std::sort(stack.begin() + static_cast<ptrdiff_t>(first_child), stack.end(),
-                [](const auto& a, const auto& b) {
-                  return std::tuple(a.first->hits(), a.first->tokens()[0]) <
-                         std::tuple(b.first->hits(), b.first->tokens()[0]);
-                });
-    }
+    ListNodes(*ns, max_nodes, now, &tree);
   }
   return tree;
+}
+
+void StoreCore::ListNodes(const Namespace& ns,
+                          uint32_t max_nodes,
+                          absl::Time now,
+                          TreeStatus* tree) const {
+  // (node, id of its parent). Siblings with the most hits come first.
+  std::vector<std::pair<const PrefixNode*, uint32_t>> stack{{&ns.tree.root(), 0}};
+  while (!stack.empty() && !tree->truncated) {
+    const auto [node, parent_id] = stack.back();
+    stack.pop_back();
+    uint32_t id = 0;
+    if (!node->is_root()) {
+      if (tree->nodes.size() == max_nodes) {
+        tree->truncated = true;
+        return;
+      }
+      tree->nodes.push_back(NodeStatus(ns, *node, now));
+      id = static_cast<uint32_t>(tree->nodes.size());
+      tree->nodes.back().id = id;
+      tree->nodes.back().parent_id = parent_id;
+    }
+    const size_t first_child = stack.size();
+    node->VisitChildren([&](const PrefixNode& child) { stack.emplace_back(&child, id); });
+    std::sort(stack.begin() + static_cast<ptrdiff_t>(first_child), stack.end(),
+              [](const auto& a, const auto& b) {
+                return std::tuple(a.first->hits(), a.first->tokens()[0]) <
+                       std::tuple(b.first->hits(), b.first->tokens()[0]);
+              });
+  }
 }
 
 }  // namespace crumb::store_internal

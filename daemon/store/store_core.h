@@ -41,6 +41,8 @@ class StoreCore {
  public:
   explicit StoreCore(const StoreOptions& options);
   ~StoreCore();
+  StoreCore(const StoreCore&) = delete;
+  StoreCore& operator=(const StoreCore&) = delete;
 
   // Sessions and their end.
   absl::StatusOr<SessionId> OpenSession(const SessionSpec& spec, absl::Time now);
@@ -172,6 +174,7 @@ class StoreCore {
 
   // status.cc
   TreeNodeStatus NodeStatus(const Namespace& ns, const PrefixNode& node, absl::Time now) const;
+  void ListNodes(const Namespace& ns, uint32_t max_nodes, absl::Time now, TreeStatus* tree) const;
 
   // invariants.cc
   struct Census;

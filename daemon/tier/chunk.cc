@@ -103,9 +103,10 @@ std::span<std::byte> Chunk::Image(uint32_t block) {
 }
 
 void Chunk::MoveGeneration(uint32_t block) {
-  StoreRelease(&header(block).generation, ++generations_[block]);
-  // No write to the block's bytes may be seen before the odd generation is.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // An exchange, because its acquire half keeps the writes to the block's bytes that follow from
+  // being seen before the odd generation is; a store would not.
+  std::atomic_ref<uint64_t>(header(block).generation)
+      .exchange(++generations_[block], std::memory_order_acq_rel);
 }
 
 uint32_t Chunk::Take() {
