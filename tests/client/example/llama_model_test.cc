@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "client/example/identity_profile.h"
+#include "client/example/model_profile.h"
 #include "client/example/sampler.h"
 #include "tests/client/example/expected.h"
 

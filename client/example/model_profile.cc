@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/example/identity_profile.h"
+#include "client/example/model_profile.h"
 
 #include <cstddef>
 #include <utility>
 #include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 #include "proto/base/status_macros.h"
 
@@ -33,6 +36,19 @@ absl::StatusOr<std::shared_ptr<const Profile>> IdentityProfile(const Geometry& g
   parts.value_clip.assign(geometry.NumHeadBlocks(), 0.0f);
   CRUMB_ASSIGN_OR_RETURN(std::vector<std::byte> file, Profile::Serialize(parts));
   return Profile::Parse(std::move(file));
+}
+
+absl::Status CheckProfileFits(const Profile& profile, const Geometry& geometry) {
+  if (profile.geometry() == geometry) {
+    return absl::OkStatus();
+  }
+  const auto text = [](const Geometry& g) {
+    return absl::StrCat(g.num_layers, " layers, ", g.num_kv_heads, " KV heads, head_dim ",
+                        g.key_dim, " and ", g.value_dim);
+  };
+  return absl::FailedPreconditionError(
+      absl::StrCat("the profile of ", profile.model(), " is for ", text(profile.geometry()),
+                   "; the model has ", text(geometry), "; fit a profile for this model"));
 }
 
 }  // namespace crumb::example
