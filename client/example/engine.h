@@ -37,7 +37,7 @@ struct EngineOptions {
 };
 
 struct Request {
-  std::vector<uint32_t> prompt;
+  std::vector<uint32_t> prompt = {};
   // The leading tokens that other prompts will have too: a system prompt. Their whole pages are
   // published, unless they came from the cache. A chunk ends there.
   uint32_t shared_tokens = 0;
