@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,8 +34,9 @@ absl::Status SystemError(absl::string_view call, size_t bytes) {
   } else if (error == EINVAL || error == ENOSYS) {
     remedy = "Linux 5.1 or newer is needed";
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("chunk of ", bytes, " bytes: ", call, ": ", std::strerror(error), "; ", remedy));
+  return absl::ResourceExhaustedError(absl::StrCat("chunk of ", bytes, " bytes: ", call, ": ",
+                                                   std::generic_category().message(error), "; ",
+                                                   remedy));
 }
 
 // Every field but generation and heads is written while the generation is odd, so a plain copy is
