@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -195,19 +196,15 @@ class Engine {
     return tokens;
   }
 
-  // Copies every head block that is there, and returns the bytes.
-  size_t CopyOut(const PrefixHandle& handle, std::byte* target) {
+  // Copies every page that is there, and returns the bytes.
+  size_t CopyOut(PrefixHandle& handle, std::span<std::byte> target) {
     size_t copied = 0;
     for (uint32_t page = 0; page < arguments_.pages; ++page) {
       for (const PageEncoding encoding : {PageEncoding::kInt2, PageEncoding::kBf16}) {
-        const size_t range_bytes = kGeometry.HeadRangeBytes(encoding);
-        for (uint32_t head = 0; head < kGeometry.num_kv_heads; ++head) {
-          // All layers of a head are one run of bytes.
-          const std::byte* range = handle.HeadBlock(PageIdx(page), encoding, 0, head);
-          if (range != nullptr) {
-            std::memcpy(target + copied, range, range_bytes);
-            copied += range_bytes;
-          }
+        if (handle.HeadBlock(PageIdx(page), encoding, 0, 0) != nullptr) {
+          const size_t bytes = kGeometry.PageBytes(encoding);
+          Check(handle.CopyPage(PageIdx(page), encoding, target.subspan(copied, bytes)), "copy");
+          copied += bytes;
         }
       }
     }
@@ -235,7 +232,7 @@ class Engine {
   }
 
   // One get, from tokens to bytes of ours; returns the bytes.
-  size_t Get(const std::vector<uint32_t>& prompt, std::byte* target, double* seconds) {
+  size_t Get(const std::vector<uint32_t>& prompt, std::span<std::byte> target, double* seconds) {
     std::shared_ptr<PrefixHandle> handle;  // shared: as the library hands it out.
     size_t copied = 0;
     *seconds = Seconds([&] {
@@ -248,7 +245,7 @@ class Engine {
     if (arguments_.plane != DataPlane::kMap) {
       CopyOut(*handle, target);  // For the comparison; a pull has copied already.
     }
-    CompareCopy(*handle, target);
+    CompareCopy(*handle, target.data());
     return copied;
   }
 
@@ -259,9 +256,9 @@ class Engine {
                                   8 * kGeometry.PageBytes(PageEncoding::kBf16));
     std::vector<double> times(static_cast<size_t>(arguments_.repeat));
     double cold = 0;
-    size_t bytes = Get(prompt, target.data(), &cold);
+    size_t bytes = Get(prompt, target, &cold);
     for (double& seconds : times) {
-      bytes = Get(prompt, target.data(), &seconds);
+      bytes = Get(prompt, target, &seconds);
     }
     PrintTimes("get", times, bytes);
   }
