@@ -132,20 +132,22 @@ void Measure(const Case& of) {
     }
     cpu_seconds_a_gb += (daemon.CpuSeconds() - cpu) / gigabytes / kRounds;
   }
-  const double limit = limits.empty() ? 0 : Median(limits);
+  // The best round is the limit: ucx_perftest spins at both ends, so other work on the machine
+  // hurts it more than us, and a median would flatter the ratio.
+  const double limit = limits.empty() ? 0 : *std::max_element(limits.begin(), limits.end());
   absl::PrintF(
       "%-12s %u pages  %5.2f GB/s verified (%5.2f landed)  ucx_perftest %5.2f  ratio %.2f  "
       "layer 0 after %.0f %% of the pull  daemon %.2f CPU s/GB\n",
       of.name, of.pages, Median(pulled), Median(landed), limit,
       limit > 0 ? Median(pulled) / limit : 0, 100 * Median(first_layer), cpu_seconds_a_gb);
   std::fflush(stdout);
-  Register(
-      absl::StrCat("UcxPull/", of.name),
-      {.value = Median(pulled),
-       .limit = limit,
-       .target = 0.85 * limit,
-       .unit = "GB/s",
-       .limit_name = "ucx_perftest ucp_am_bw by rendezvous, same transports and message size"});
+  Register(absl::StrCat("UcxPull/", of.name),
+           {.value = Median(pulled),
+            .limit = limit,
+            .target = 0.85 * limit,
+            .unit = "GB/s",
+            .limit_name = "best round of ucx_perftest ucp_am_bw by rendezvous, same transports and "
+                          "message size"});
   Register(absl::StrCat("UcxPull/", of.name, "/first_layer"),
            {.value = 100 * Median(first_layer),
             .limit = 100.0 / kGeometry.num_layers,
