@@ -222,6 +222,7 @@ absl::Status DemoteHeadBlock(const HeadParameters& head,
   return absl::OkStatus();
 }
 
+// NOLINTNEXTLINE(readability-function-size): the contract's parameters.
 absl::Status DemotePage(const Profile& profile,
                         uint32_t first_head,
                         uint32_t num_heads,
@@ -243,6 +244,7 @@ absl::Status DemotePage(const Profile& profile,
   return absl::OkStatus();
 }
 
+// NOLINTNEXTLINE(readability-function-size): the contract's parameters.
 absl::Status RotatePage(const Profile& profile,
                         uint32_t first_head,
                         uint32_t num_heads,

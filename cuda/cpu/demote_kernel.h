@@ -29,7 +29,7 @@ struct DemoteArgs {
   uint16_t* minima = nullptr;       // Out: [kPageTokens] fp16.
 };
 // Rows and their magnitudes, four ranges' copies and their codes, 16 lanes.
-inline constexpr size_t kDemoteScratch = (1 + 1 + 4 + 1) * 16;
+inline constexpr size_t kDemoteScratch = size_t{1 + 1 + 4 + 1} * 16;
 
 // The functions of one instruction set; as DemoteArgs says.
 void DemoteRowsPortable(const DemoteArgs& args);
@@ -163,7 +163,7 @@ class DemoteKernel {
   static Levels MakeLevels(const Range& range, Float threshold) {
     const Float low = Clamp(range.low, Negate(threshold), threshold);
     const Float high = Clamp(range.high, Negate(threshold), threshold);
-    Levels levels;
+    Levels levels{};
     levels.min = Simd::RoundToHalf(
         Clamp(Simd::Add(low, Simd::Zero()), Simd::Set(-kMaxHalf), Simd::Set(kMaxHalf)));
     const Float third = Simd::Div(Simd::Sub(high, levels.min), Simd::Set(3.0f));
@@ -224,6 +224,7 @@ class DemoteKernel {
   }
 
   // Rounds kRanges copies of the rows, each to its levels. codes [kRanges][dim][kLanes].
+  // NOLINTNEXTLINE(readability-function-size): loops over registers.
   static void FeedBack(const DemoteArgs& args,
                        const Levels* levels,
                        uint8_t* codes,

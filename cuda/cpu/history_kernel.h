@@ -57,7 +57,7 @@ class HistoryKernel {
     TransposeValues(values, value_dim / 32, page.values);
     const std::byte* meta = values + kPageTokens * value_dim / 4;
     Simd::SplitMeta(meta, page.key_scale, page.key_min);
-    Simd::SplitMeta(meta + 4 * kPageTokens, page.value_scale, page.value_min);
+    Simd::SplitMeta(meta + size_t{4} * kPageTokens, page.value_scale, page.value_min);
     Float highest = Simd::Set(0);
     for (size_t i = 0; i < kPageTokens; i += kLanes) {
       highest = Simd::Max(Simd::Load(page.value_scale + i), highest);
@@ -69,6 +69,7 @@ class HistoryKernel {
     page.max_value_scale = Simd::ReduceMax(highest);
   }
 
+  // NOLINTNEXTLINE(readability-function-size): as the table of functions.
   static void AttendPage(size_t key_dim,
                          size_t value_dim,
                          const TransposedPage& page,
@@ -96,7 +97,7 @@ class HistoryKernel {
                          const FixedQueries& queries,
                          ChunkState& state,
                          float* outputs) {
-    Work work;
+    Work work;  // NOLINT(cppcoreguidelines-pro-type-member-init): written before it is read.
     MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[0], false, work);
     MakeScores<kRows>(page, queries, 0, work);
     const bool fine = AnyShareAbove<kRows>(kFineShare, state, work);
@@ -115,11 +116,12 @@ class HistoryKernel {
   using Float = typename Simd::Float;
   using Int = typename Simd::Int;
   static constexpr size_t kLanes = Simd::kLanes;
-  static constexpr size_t kTileWords = 8 * 16;
+  static constexpr size_t kTileWords = size_t{8} * 16;
   // Vectors that are multiplied side by side, as registers allow.
   static constexpr size_t kSets = Simd::kRegisters >= 32 ? 2 : 1;
   static constexpr size_t kTiles = Simd::kRegisters >= 32 ? 2 : 1;
 
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   struct alignas(64) Work {
     int32_t products[kChunkRows][kPageTokens];
     float scores[kChunkRows][kPageTokens];
@@ -129,6 +131,7 @@ class HistoryKernel {
     float weight_unit[ChunkState::kMaxLanes];     // What 1 of the last digit is worth.
   };
 
+  // NOLINTNEXTLINE(readability-function-size): one branch a shape.
   static void TransposeKeys(const std::byte* codes, size_t num_steps, uint32_t* out) {
     if (num_steps == 2) {
       for (size_t half = 0; half < 2; ++half) {  // g in 4 * half + 0..3; vector 0 and 1 of each.
@@ -196,6 +199,7 @@ class HistoryKernel {
 
   // products[row][position] (* 256 if `add`) += digit . code.
   template <size_t kRows>
+  // NOLINTNEXTLINE(readability-function-size): loops over registers.
   static void MultiplyKeys(
       const uint32_t* keys, size_t num_words, const int32_t* digits, bool add, Work& work) {
     const Int low = Simd::SetInt(0x03030303);
@@ -319,6 +323,7 @@ class HistoryKernel {
 
   // outputs[row][tile channels] = outputs * decay + weights . codes, for kTiles tiles.
   template <size_t kRows>
+  // NOLINTNEXTLINE(readability-function-size): loops over registers.
   static void MultiplyValues(
       const uint32_t* values, size_t num_digits, const Work& work, float* outputs, size_t stride) {
     const Int low = Simd::SetInt(0x03030303);

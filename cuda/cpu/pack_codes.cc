@@ -57,6 +57,7 @@ FourWords Transpose(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): one loop an index of the format.
 void PackKeyCodes(const uint8_t* codes, size_t dim, std::byte* packed) {
   const size_t num_steps = dim / 32;
   for (size_t tile = 0; tile < kPageTokens / 16; ++tile) {
@@ -65,7 +66,7 @@ void PackKeyCodes(const uint8_t* codes, size_t dim, std::byte* packed) {
         uint64_t bytes[4];  // Byte j of the words of g = 0..7.
         for (size_t j = 0; j < 4; ++j) {
           const uint8_t* from = codes + (32 * step + 4 * t + j) * kPageTokens + 16 * tile;
-          const uint8_t* upper = from + 16 * kPageTokens;
+          const uint8_t* upper = from + size_t{16} * kPageTokens;
           bytes[j] = LoadEight(from) | LoadEight(from + 8) << 2 | LoadEight(upper) << 4 |
                      LoadEight(upper + 8) << 6;
         }
@@ -84,11 +85,12 @@ void PackKeyCodes(const uint8_t* codes, size_t dim, std::byte* packed) {
   }
 }
 
+// NOLINTNEXTLINE(readability-function-size): one loop an index of the format.
 void PackValueCodes(const uint8_t* codes, size_t dim, std::byte* packed) {
   for (size_t tile = 0; tile < dim / 16; ++tile) {
     for (size_t g = 0; g < 8; ++g) {
-      const uint8_t* lower = codes + (16 * tile + g) * kPageTokens;
-      const uint8_t* upper = lower + 8 * kPageTokens;
+      const uint8_t* lower = codes + (16 * tile + g) * size_t{kPageTokens};
+      const uint8_t* upper = lower + size_t{8} * kPageTokens;
       for (size_t kk = 0; kk < 2; ++kk) {
         uint64_t bytes[4];  // Byte j of the words of t = 0..3.
         for (size_t j = 0; j < 4; ++j) {

@@ -104,7 +104,7 @@ struct Simd {
 
   // ---- Comparisons.
   static Mask Less(const Float& a, const Float& b) {
-    Mask mask;
+    Mask mask{};
     for (size_t i = 0; i < kLanes; ++i) {
       mask.lanes[i] = a.lanes[i] < b.lanes[i];
     }
@@ -120,7 +120,7 @@ struct Simd {
     return MakeInt([=](size_t) { return static_cast<uint32_t>(x); });
   }
   static Int LoadInt(const void* from) {
-    Int x;
+    Int x{};
     std::memcpy(x.lanes, from, sizeof(x.lanes));
     return x;
   }
@@ -211,7 +211,7 @@ struct Simd {
  private:
   template <typename F>
   static Float Make(F lane) {
-    Float x;
+    Float x{};
     for (size_t i = 0; i < kLanes; ++i) {
       x.lanes[i] = lane(i);
     }
@@ -219,7 +219,7 @@ struct Simd {
   }
   template <typename F>
   static Int MakeInt(F lane) {
-    Int x;
+    Int x{};
     for (size_t i = 0; i < kLanes; ++i) {
       x.lanes[i] = lane(i);
     }

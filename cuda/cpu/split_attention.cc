@@ -137,7 +137,7 @@ class FastAttention {
     const size_t outputs_of_chunk = cpu::kChunkRows * cpu::PaddedValueDim(value_dim);
     std::vector<float> outputs(num_chunks_ * outputs_of_chunk);
     std::vector<CacheLine> words(key_dim / 4 + cpu::PaddedValueDim(value_dim) / 4);
-    cpu::TransposedPage page;
+    cpu::TransposedPage page{};
     page.keys = words[0].words;
     page.values = words[key_dim / 4].words;
     for (size_t i = 0; i < params_.history.size(); ++i) {
@@ -199,6 +199,7 @@ class FastAttention {
     }
   }
 
+  // NOLINTNEXTLINE(readability-function-size): windows, tiles, chunks.
   void AttendWindows() {
     const size_t key_dim = params_.key_dim;
     std::vector<float> queries(num_chunks_ * cpu::kChunkRows * key_dim);

@@ -47,13 +47,13 @@ struct FixedQueries {
 // (+ 8 in the odd pairs of bits). The last tiles may reach past value_dim; codes are zero there.
 // Metadata is in the order of tokens of the scores: position 32 rh + 4 g + mt.
 struct TransposedPage {
-  uint32_t* keys;
-  uint32_t* values;
   alignas(64) float key_scale[kPageTokens];
   alignas(64) float key_min[kPageTokens];
   alignas(64) float value_scale[kPageTokens];
   alignas(64) float value_min[kPageTokens];
   float max_value_scale;
+  uint32_t* keys;
+  uint32_t* values;
 };
 
 constexpr size_t NumValueTiles(size_t value_dim) {
