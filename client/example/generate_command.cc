@@ -79,7 +79,7 @@ const char* DataPlaneName(const Answer& answer) {
   return "none";
 }
 
-// An attached client, or none if the user wants none.
+// An attached client, or none if the user wants none. shared: the profile, with its sequences.
 absl::StatusOr<std::unique_ptr<Client>> Connect(const GenerateCommand& command,
                                                 std::shared_ptr<const Profile> profile) {
   if (command.data_plane == "none") {
