@@ -9,8 +9,14 @@ CTEST_FLAGS ?=
 BENCH_FLAGS ?=
 FUZZ_SECONDS ?= 300
 
+MODEL   := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+PROFILE := deploy/profiles/smollm2-135m-instruct.safetensors
+# Token ids of texts, as a NumPy archive with the keys calib and eval, 4,096 ids a text.
+ACCURACY_TOKENS ?= ../shared/data/accuracy/tokens_smollm2.npz
+ACCURACY_TEXTS ?= 1
+
 .DEFAULT_GOAL := help
-.PHONY: help setup build model demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz clean
+.PHONY: help setup build model demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz profile clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,6 +34,19 @@ model: ## Download the model of the demo and of some tests into build/models (92
 test: build ## Build, then run the unit, model and end-to-end tests
 	@deploy/fetch-model.sh || echo "Going on without the model: tests that need it are skipped."
 	@ctest --preset $(PRESET) -j $(JOBS) $(CTEST_FLAGS)
+
+demo: build model ## Three engines share one system prompt at two bits; writes build/demo.json
+	@deploy/demo/demo.py --bin build/$(PRESET)/bin --model $(MODEL) --profile $(PROFILE) --out build/demo.json
+
+accuracy: build model ## Perplexity of BF16 and both codecs (ACCURACY_TEXTS=8: all); writes build/accuracy.json
+	@bench/accuracy/run_accuracy.py --bin build/$(PRESET)/bin --model $(MODEL) --profile $(PROFILE) \
+	  --tokens $(ACCURACY_TOKENS) --texts $(ACCURACY_TEXTS) --out build/accuracy.json
+
+profile: build model ## Fit the model's profile anew from the calibration texts
+	@bench/accuracy/npz_to_tokens.py $(ACCURACY_TOKENS) calib build/calib.u32
+	@build/$(PRESET)/bin/crumb-example collect --model $(MODEL) --tokens build/calib.u32 --texts 8 \
+	  --out build/statistics.safetensors
+	@build/$(PRESET)/bin/crumb-calibrate fit build/statistics.safetensors --out $(PROFILE)
 
 asan: ## Run the tests under the address and undefined-behaviour sanitizers
 	@$(MAKE) --no-print-directory test PRESET=asan

@@ -24,6 +24,7 @@ QUESTIONS = ["My order A-104233 has not arrived. Where is it?",
 PLANES = ["auto", "map", "ucx"]
 TITLES = ["1: cold, publishes", "2: maps", "3: pulls over UCX"]
 START_SECONDS = 20
+SKIPPED = 77  # As CTest has it.
 
 
 class Daemon:
@@ -120,6 +121,9 @@ def main():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    if not pathlib.Path(options.model).exists():
+        print(f"no model at {options.model}; run deploy/fetch-model.sh")
+        return SKIPPED
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     with tempfile.TemporaryDirectory(prefix="crumb-demo-") as folder:

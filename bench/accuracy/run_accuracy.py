@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Perplexity of the demo's model through the example engine with the real codec: everything in BF16,
+the recipe as published, and the codec of the shipped profile. Writes build/accuracy.json.
+
+    run_accuracy.py --bin DIR --model GGUF --profile FILE --tokens NPZ --out JSON [--texts 1]
+
+Fields of the JSON: texts (indices into the archive's `eval`), runs[] with name, perplexity, gap (against
+this run's BF16), reference (PyTorch, all 8 texts; docs of the study), num_predictions, seconds, and the
+same of each text. With all texts, `within` says whether a run is as near to its reference as it must be.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ALL_TEXTS = 8
+CALIBRATION_TEXTS = 8
+# Name -> (perplexity in PyTorch over all texts, allowed distance).
+REFERENCES = {"bf16": (7.1964, 0.005), "oscar-int2 per layer": (8.9338, 0.02), "oscar-int2-aware": (7.4539, 0.02)}
+
+
+def fit_published(options, folder):
+    """The published recipe's profile, from statistics of the calibration texts."""
+    statistics, profile = folder / "statistics.safetensors", folder / "published.safetensors"
+    unpack(options, "calib", folder / "calib.u32")
+    subprocess.run([options.bin / "crumb-example", "collect", "--model", options.model, "--tokens", folder / "calib.u32",
+                    "--texts", str(CALIBRATION_TEXTS), "--out", statistics], check=True)
+    subprocess.run([options.bin / "crumb-calibrate", "fit", statistics, "--out", profile, "--codec", "oscar-int2",
+                    "--rotation", "per-layer"], check=True, stdout=subprocess.DEVNULL)
+    return profile
+
+
+def unpack(options, key, target):
+    subprocess.run([sys.executable, HERE / "npz_to_tokens.py", options.tokens, key, target], check=True)
+
+
+def perplexity(options, tokens, profile):
+    command = [options.bin / "crumb-example", "perplexity", "--model", options.model, "--tokens", tokens,
+               "--texts", ",".join(map(str, range(options.texts)))]
+    command += ["--profile", profile] if profile else []
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--tokens", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--texts", type=int, default=1, help=f"the first so many of the {ALL_TEXTS} texts")
+    options = parser.parse_args()
+    if not options.tokens.exists():
+        print(f"error: no token ids at {options.tokens}; name a NumPy archive with the keys calib and eval",
+              file=sys.stderr)
+        return 1
+
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="crumb-accuracy-") as name:
+        folder = pathlib.Path(name)
+        unpack(options, "eval", folder / "eval.u32")
+        print(f"Scoring text{'s' if options.texts > 1 else ''} 0..{options.texts - 1} of {ALL_TEXTS}")
+        profiles = zip(REFERENCES, (None, fit_published(options, folder), options.profile))
+        for label, profile in profiles:
+            run = {"name": label, **perplexity(options, folder / "eval.u32", profile)}
+            reference, allowed = REFERENCES[label]
+            run["gap"] = run["perplexity"] / runs[0]["perplexity"] - 1 if runs else 0.0
+            run["reference"] = reference
+            if options.texts == ALL_TEXTS:
+                run["within"] = abs(run["perplexity"] / reference - 1) <= allowed
+            runs.append(run)
+            print(f"{label:24} perplexity {run['perplexity']:7.4f}  {100 * run['gap']:+6.2f} %  "
+                  f"(reference over all texts {reference})  {run['seconds']:.0f} s", flush=True)
+    options.out.write_text(json.dumps({"texts": list(range(options.texts)), "runs": runs}, indent=1))
+    print(f"Figures: {options.out}")
+    missed = [run["name"] for run in runs if run.get("within") is False]
+    if missed:
+        print(f"error: further from the reference than allowed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
