@@ -149,7 +149,8 @@ void AttendBf16(Caches& caches, size_t layer, size_t kv_head, CpuPath path) {
   }
 }
 
-// Seconds of the thread's own time for one KV head, one entry a call. One Times a thread.
+// Seconds of the thread's own time for one KV head, one entry a call. One Times a thread; two
+// threads' rates are added, so on a machine with other work their sharing of memory is not certain.
 struct Times {
   std::vector<double> flat;
   std::vector<double> peaked;

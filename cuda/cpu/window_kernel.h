@@ -126,6 +126,7 @@ class WindowKernel {
 
   // outputs[all rows][kVectors vectors from `channel`] = outputs * decay + weights . values.
   template <size_t kVectors>
+  // NOLINTNEXTLINE(readability-function-size): loops over registers.
   static void AddValues(size_t value_dim,
                         const WindowArgs& args,
                         size_t channel,
