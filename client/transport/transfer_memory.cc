@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,8 +17,9 @@ absl::StatusOr<AnonymousMemory> AnonymousMemory::Map(size_t bytes) {
   void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("memory for transfers: mmap of ", bytes, " bytes: ", std::strerror(errno)));
+    const absl::Status why =
+        absl::ErrnoToStatus(errno, absl::StrCat("memory for transfers: mmap of ", bytes, " bytes"));
+    return absl::ResourceExhaustedError(why.message());
   }
   // Only advice: without huge pages everything works, slower.
   static_cast<void>(madvise(address, bytes, MADV_HUGEPAGE));
