@@ -30,6 +30,8 @@ class AnonymousMemory {
   AnonymousMemory() = default;
   AnonymousMemory(AnonymousMemory&& other) noexcept;
   AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;
+  AnonymousMemory(const AnonymousMemory&) = delete;
+  AnonymousMemory& operator=(const AnonymousMemory&) = delete;
   ~AnonymousMemory();
 
   std::span<std::byte> bytes() const { return bytes_; }
@@ -48,6 +50,8 @@ class ChunkPool {
    public:
     Chunk(Chunk&& other) noexcept;
     Chunk& operator=(Chunk&&) = delete;
+    Chunk(const Chunk&) = delete;
+    Chunk& operator=(const Chunk&) = delete;
     ~Chunk();
     std::span<std::byte> bytes() const { return bytes_; }
 
@@ -81,6 +85,8 @@ class BufferPool {
    public:
     Buffer(Buffer&& other) noexcept = default;
     Buffer& operator=(Buffer&&) = delete;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
     ~Buffer();
     // At least as many as asked for.
     std::span<std::byte> bytes() const { return memory_.bytes(); }

@@ -52,6 +52,11 @@ absl::StatusCode CodeOf(ucs_status_t status) {
   }
 }
 
+bool IsInEnvironment(const std::string& variable) {
+  // Nothing of ours changes the environment.
+  return std::getenv(variable.c_str()) != nullptr;  // NOLINT(concurrency-mt-unsafe)
+}
+
 // A configuration of UCX under construction.
 class Config {
  public:
@@ -63,6 +68,8 @@ class Config {
   }
   Config(Config&& other) noexcept : config_(std::exchange(other.config_, nullptr)) {}
   Config& operator=(Config&&) = delete;
+  Config(const Config&) = delete;
+  Config& operator=(const Config&) = delete;
   ~Config() {
     if (config_ != nullptr) {
       ucp_config_release(config_);
@@ -72,7 +79,7 @@ class Config {
   // `transport` is the prefix of the variable that UCX's table of transport settings leaves out.
   absl::Status Set(const char* transport, const char* name, const std::string& value) {
     const std::string variable = absl::StrCat("UCX_", transport, name);
-    if (std::getenv(variable.c_str()) != nullptr) {
+    if (IsInEnvironment(variable)) {
       return absl::OkStatus();  // The operator's word, read already.
     }
     return UcxStatus(ucp_config_modify(config_, name, value.c_str()),
@@ -132,7 +139,7 @@ std::string UcxVersion() {
 }
 
 absl::StatusOr<UcxContext> UcxContext::Open(const UcxOptions& options) {
-  if (std::getenv("UCX_LOG_LEVEL") == nullptr) {
+  if (!IsInEnvironment("UCX_LOG_LEVEL")) {
     // Every error reaches a caller as a status; UCX would tell it to standard output as well.
     CRUMB_RETURN_IF_ERROR(
         UcxStatus(ucs_global_opts_set_value("LOG_LEVEL", "fatal"), "setting the log level"));

@@ -27,6 +27,8 @@ class UcxContext {
   static absl::StatusOr<UcxContext> Open(const UcxOptions& options);
   UcxContext(UcxContext&& other) noexcept;
   UcxContext& operator=(UcxContext&&) = delete;
+  UcxContext(const UcxContext&) = delete;
+  UcxContext& operator=(const UcxContext&) = delete;
   // The worker must have been flushed: UCX aborts otherwise.
   ~UcxContext();
   // Leaves both to the end of the process.

@@ -40,7 +40,10 @@ class StageArea {
   // The staging of one publish. Alive as long as a transfer into it, whoever dropped it meanwhile.
   class Region {
    public:
+    Region() = default;
     ~Region();
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
 
    private:
     friend class StageArea;
