@@ -112,9 +112,9 @@ class Metrics::Impl {
     try {
       exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
     } catch (const std::exception& error) {
-      return absl::UnavailableError(absl::StrCat(
-          "metrics address ", address, " cannot be listened on (", error.what(),
-          "): free the port, or set another by [listen] metrics; \"\" turns metrics off"));
+      return absl::UnavailableError(
+          absl::StrCat("metrics address ", address, " cannot be listened on (", error.what(),
+                       "): free the port, or set another by [listen] metrics, or none"));
     }
     exposer_->RegisterCollectable(registry_);
     exposer_->RegisterCollectable(store_);

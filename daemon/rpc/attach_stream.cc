@@ -145,7 +145,7 @@ void AttachStream::AttachWith(const AttachSpec& spec,
                               absl::StatusOr<std::shared_ptr<const Profile>> profile) {
   auto session = profile.ok()
                      ? context_.sessions.Attach(spec, *std::move(profile))
-                     : absl::StatusOr<std::shared_ptr<const AttachedSession>>(profile.status());
+                     : absl::StatusOr<std::shared_ptr<const AttachedEngine>>(profile.status());
   context_.metrics.OnRpc(RpcMethod::kAttach, session.status().code(),
                          context_.clock.Now() - start_);
   if (!session.ok()) {
@@ -180,7 +180,7 @@ void AttachStream::AttachWith(const AttachSpec& spec,
   Release();
 }
 
-v1::AttachReply AttachStream::MakeReply(const AttachedSession& session) const {
+v1::AttachReply AttachStream::MakeReply(const AttachedEngine& session) const {
   v1::AttachReply reply;
   reply.set_session_id(session.id.value());
   reply.set_session_secret(session.secret.data(), session.secret.size());
@@ -223,7 +223,7 @@ void AttachStream::NotifyDraining() {
 }
 
 void AttachStream::End(const absl::Status& status) {
-  std::shared_ptr<const AttachedSession> session;
+  std::shared_ptr<const AttachedEngine> session;
   {
     absl::MutexLock lock(&mutex_);
     if (!std::exchange(ended_, true)) {

@@ -60,7 +60,7 @@ class AttachStream : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Attac
   // that came along.
   void Attach();
   void AttachWith(const AttachSpec& spec, absl::StatusOr<std::shared_ptr<const Profile>> profile);
-  v1::AttachReply MakeReply(const AttachedSession& session) const;
+  v1::AttachReply MakeReply(const AttachedEngine& session) const;
 
   // Keeps the stream from finishing. False: it has.
   bool Hold() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -81,7 +81,7 @@ class AttachStream : public grpc::ServerBidiReactor<v1::AttachRequest, v1::Attac
   v1::AttachReply sent_;       // Confined to the write under way.
 
   absl::Mutex mutex_;
-  std::shared_ptr<const AttachedSession> session_ ABSL_GUARDED_BY(mutex_);  // shared: registry.
+  std::shared_ptr<const AttachedEngine> session_ ABSL_GUARDED_BY(mutex_);  // shared: registry.
   std::unique_ptr<v1::AttachReply> to_send_ ABSL_GUARDED_BY(mutex_);
   int holds_ ABSL_GUARDED_BY(mutex_) = 0;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;  // The first read is done.

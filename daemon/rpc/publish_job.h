@@ -28,7 +28,7 @@ class PublishJob : public DemoteJob {
   using Done = std::function<void(const absl::StatusOr<CommitResult>&)>;
 
   struct Inputs {
-    std::shared_ptr<const AttachedSession> session;  // shared: it may end meanwhile.
+    std::shared_ptr<const AttachedEngine> session;  // shared: it may end meanwhile.
     PublishId publish;
     std::vector<StagedPage> staged;               // At least one.
     std::shared_ptr<const StagingMemory> memory;  // shared: the session may give another.

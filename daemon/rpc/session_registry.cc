@@ -11,7 +11,7 @@
 
 namespace crumb {
 
-absl::StatusOr<std::shared_ptr<const AttachedSession>> SessionRegistry::Attach(
+absl::StatusOr<std::shared_ptr<const AttachedEngine>> SessionRegistry::Attach(
     const AttachSpec& spec, std::shared_ptr<const Profile> profile) {
   const uint32_t num_kv_heads = profile->geometry().num_kv_heads;
   const HeadRange heads = spec.heads.Resolve(num_kv_heads);
@@ -27,8 +27,8 @@ absl::StatusOr<std::shared_ptr<const AttachedSession>> SessionRegistry::Attach(
                           .tenant = spec.tenant,
                           .profile = {profile->id(), profile->geometry(), profile->windows()},
                           .heads = heads}));
-  auto session = std::make_shared<const AttachedSession>(
-      AttachedSession{id, MakeSessionSecret(), spec, heads, std::move(profile)});
+  auto session = std::make_shared<const AttachedEngine>(
+      AttachedEngine{id, MakeSessionSecret(), spec, heads, std::move(profile)});
   table_.Add(id, session->secret);
   absl::MutexLock lock(&mutex_);
   sessions_.emplace(id, session);
@@ -49,7 +49,7 @@ void SessionRegistry::Detach(SessionId session) {
   store_.EndSession(session);
 }
 
-absl::StatusOr<std::shared_ptr<const AttachedSession>> SessionRegistry::Find(
+absl::StatusOr<std::shared_ptr<const AttachedEngine>> SessionRegistry::Find(
     SessionId session) const {
   absl::MutexLock lock(&mutex_);
   const auto found = sessions_.find(session);

@@ -21,7 +21,7 @@
 
 namespace crumb {
 
-struct AttachedSession {
+struct AttachedEngine {
   SessionId id;
   SessionSecret secret{};
   AttachSpec spec;
@@ -39,20 +39,20 @@ class SessionRegistry {
   // shared: with commits that go on when the session ends.
   //
   // INVALID_ARGUMENT: heads beyond the profile's. Otherwise as PageStore::OpenSession.
-  absl::StatusOr<std::shared_ptr<const AttachedSession>> Attach(
+  absl::StatusOr<std::shared_ptr<const AttachedEngine>> Attach(
       const AttachSpec& spec, std::shared_ptr<const Profile> profile);
   // Ends all that the session owns. No-op for one that has ended.
   void Detach(SessionId session);
 
   // FAILED_PRECONDITION: not attached (any more).
-  absl::StatusOr<std::shared_ptr<const AttachedSession>> Find(SessionId session) const;
+  absl::StatusOr<std::shared_ptr<const AttachedEngine>> Find(SessionId session) const;
 
  private:
   PageStore& store_;
   SessionTable& table_;
   UcxDataPlane* const ucx_;
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<SessionId, std::shared_ptr<const AttachedSession>> sessions_
+  absl::flat_hash_map<SessionId, std::shared_ptr<const AttachedEngine>> sessions_
       ABSL_GUARDED_BY(mutex_);
 };
 

@@ -40,6 +40,7 @@ class UcxDataPlane : public DataPlaneServer {
  public:
   virtual UcxEndpoint endpoint() const = 0;
   // The memory that a publish was sent to, for its commit; it is the caller's from then on.
+  // shared: as StagingMemory says.
   // FAILED_PRECONDITION: nothing was sent, or bytes are missing. Any thread; does not block.
   // shared: see StagingMemory.
   virtual absl::StatusOr<std::shared_ptr<const StagingMemory>> TakeStaging(SessionId session,
