@@ -23,6 +23,7 @@
 #include "daemon/server/socket_claim.h"
 #include "daemon/transfer/memory_socket_server.h"
 #include "daemon/transfer/session_table.h"
+#include "daemon/transfer/ucx_server.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/version.h"
@@ -125,7 +126,17 @@ class Server::Impl {
                                {.path = config_.memory_socket(), .mode = config_.unix_socket_mode},
                                *store_, session_table_));
     data_planes_.push_back(memory_socket_->Description());
-    data_planes_.push_back("UCX: not offered, since [ucx] enabled is false");
+    if (!config_.ucx.enabled) {
+      data_planes_.push_back("UCX: not offered, since [ucx] enabled is false");
+      return absl::OkStatus();
+    }
+    UcxServerOptions options;
+    options.host = config_.ucx.host;
+    options.port = config_.ucx.port;
+    options.ucx.transports = config_.ucx.transports;
+    CRUMB_ASSIGN_OR_RETURN(ucx_,
+                           UcxServer::Create(options, *store_, session_table_, *metrics_, clock_));
+    data_planes_.push_back(ucx_->Description());
     return absl::OkStatus();
   }
 
