@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -18,11 +19,11 @@ namespace {
 constexpr std::array<GgmlTypeInfo, 7> kTypes = {{
     {GgmlType::kF32, "F32", 1, 4},
     {GgmlType::kF16, "F16", 1, 2},
-    {GgmlType::kQ4_0, "Q4_0", 32, 18},
-    {GgmlType::kQ4_1, "Q4_1", 32, 20},
-    {GgmlType::kQ8_0, "Q8_0", 32, 34},
-    {GgmlType::kQ4_K, "Q4_K", 256, 144},
-    {GgmlType::kQ6_K, "Q6_K", 256, 210},
+    {GgmlType::kQ40, "Q4_0", 32, 18},
+    {GgmlType::kQ41, "Q4_1", 32, 20},
+    {GgmlType::kQ80, "Q8_0", 32, 34},
+    {GgmlType::kQ4K, "Q4_K", 256, 144},
+    {GgmlType::kQ6K, "Q6_K", 256, 210},
 }};
 
 float HalfAt(const uint8_t* bytes) {
@@ -40,18 +41,18 @@ void ExpandNibbles(const uint8_t* nibbles, float scale, float offset, float* out
 }
 
 // Block {half d; uint8 nibbles[16]}.
-void ExpandQ4_0(const uint8_t* block, float* out) {
+void ExpandQ40(const uint8_t* block, float* out) {
   const float scale = HalfAt(block);
   ExpandNibbles(block + 2, scale, -8 * scale, out);
 }
 
 // Block {half d; half m; uint8 nibbles[16]}.
-void ExpandQ4_1(const uint8_t* block, float* out) {
+void ExpandQ41(const uint8_t* block, float* out) {
   ExpandNibbles(block + 4, HalfAt(block), HalfAt(block + 2), out);
 }
 
 // Block {half d; int8 q[32]}.
-void ExpandQ8_0(const uint8_t* block, float* out) {
+void ExpandQ80(const uint8_t* block, float* out) {
   const float scale = HalfAt(block);
   for (int i = 0; i < 32; ++i) {
     out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
@@ -61,7 +62,7 @@ void ExpandQ8_0(const uint8_t* block, float* out) {
 // Block {half d; half dmin; uint8 scales[12]; uint8 nibbles[128]}: eight groups of 32, each with a
 // scale and a minimum of six bits. Groups 0..3 keep theirs in the low six bits of bytes 0..7;
 // groups 4..7 have four bits in bytes 8..11 and two in the upper bits of bytes 0..7.
-void ExpandQ4_K(const uint8_t* block, float* out) {
+void ExpandQ4K(const uint8_t* block, float* out) {
   const float d = HalfAt(block);
   const float dmin = HalfAt(block + 2);
   const uint8_t* packed = block + 4;
@@ -79,7 +80,7 @@ void ExpandQ4_K(const uint8_t* block, float* out) {
     const float step = d * static_cast<float>(scale);
     const float offset = -dmin * static_cast<float>(minimum);
     // A pair of groups shares 32 bytes: the even one has the low nibbles, the odd one the high.
-    const uint8_t* source = nibbles + 32 * (group / 2);
+    const uint8_t* source = nibbles + ptrdiff_t{32} * (group / 2);
     for (int i = 0; i < 32; ++i) {
       const int code = group % 2 == 0 ? source[i] & 15 : source[i] >> 4;
       out[32 * group + i] = step * static_cast<float>(code) + offset;
@@ -89,7 +90,7 @@ void ExpandQ4_K(const uint8_t* block, float* out) {
 
 // Block {uint8 low[128]; uint8 high[64]; int8 scales[16]; half d}: codes of six bits, four in `low`
 // and two in `high`, in two halves of 128 elements; a scale for each 16 elements.
-void ExpandQ6_K(const uint8_t* block, float* out) {
+void ExpandQ6K(const uint8_t* block, float* out) {
   const float d = HalfAt(block + 208);
   for (int i = 0; i < 256; ++i) {
     const int half = i / 128;
@@ -137,20 +138,20 @@ void Dequantize(GgmlType type, std::span<const std::byte> bytes, std::span<float
       case GgmlType::kF16:
         *target = HalfAt(block);
         break;
-      case GgmlType::kQ4_0:
-        ExpandQ4_0(block, target);
+      case GgmlType::kQ40:
+        ExpandQ40(block, target);
         break;
-      case GgmlType::kQ4_1:
-        ExpandQ4_1(block, target);
+      case GgmlType::kQ41:
+        ExpandQ41(block, target);
         break;
-      case GgmlType::kQ8_0:
-        ExpandQ8_0(block, target);
+      case GgmlType::kQ80:
+        ExpandQ80(block, target);
         break;
-      case GgmlType::kQ4_K:
-        ExpandQ4_K(block, target);
+      case GgmlType::kQ4K:
+        ExpandQ4K(block, target);
         break;
-      case GgmlType::kQ6_K:
-        ExpandQ6_K(block, target);
+      case GgmlType::kQ6K:
+        ExpandQ6K(block, target);
         break;
     }
     block += info->block_bytes;

@@ -16,11 +16,11 @@ namespace crumb::example {
 enum class GgmlType : uint32_t {
   kF32 = 0,
   kF16 = 1,
-  kQ4_0 = 2,   // 32 elements: d * (q - 8)
-  kQ4_1 = 3,   // 32 elements: d * q + m
-  kQ8_0 = 8,   // 32 elements: d * q
-  kQ4_K = 12,  // 256 elements in 8 groups: d * scale * q - dmin * min
-  kQ6_K = 14,  // 256 elements in 16 groups: d * scale * (q - 32)
+  kQ40 = 2,   // 32 elements: d * (q - 8)
+  kQ41 = 3,   // 32 elements: d * q + m
+  kQ80 = 8,   // 32 elements: d * q
+  kQ4K = 12,  // 256 elements in 8 groups: d * scale * q - dmin * min
+  kQ6K = 14,  // 256 elements in 16 groups: d * scale * (q - 32)
 };
 
 struct GgmlTypeInfo {
