@@ -3,11 +3,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+
 #include "proto/base/status_macros.h"
 #include "toml++/toml.h"
 
@@ -105,6 +108,11 @@ absl::Status LoadConfigText(const std::string& text, const std::string& name, Co
 }
 
 absl::Status LoadConfigFile(const std::string& path, Config& config) {
+  // A directory opens, and reads as if it were an empty file.
+  if (std::error_code error; std::filesystem::is_directory(path, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("configuration file ", path, " is a directory: name the file in it"));
+  }
   std::ifstream file(path);
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) {

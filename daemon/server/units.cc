@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/server/units.h"
 
+#include <arpa/inet.h>
+
 #include <array>
 #include <charconv>
 #include <limits>
@@ -111,15 +113,19 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   if (in_brackets) {
     host = host.substr(1, host.size() - 2);
   }
-  const bool is_bare_ipv6 = !in_brackets && host.find(':') != std::string_view::npos;
-  if (host.empty() || is_bare_ipv6 || !port.has_value() || *port > 65535) {
+  // IPv6 without brackets, and brackets around nothing.
+  const bool is_malformed = !in_brackets && host.find_first_of(":[]") != std::string_view::npos;
+  if (host.empty() || is_malformed || !port.has_value() || *port > 65535) {
     return Wrong(text, "address: write host:port, as in 127.0.0.1:7070 or [::1]:7070");
   }
   return HostPort{std::string(host), static_cast<uint16_t>(*port)};
 }
 
 bool IsLoopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  // A name such as 127.example.com is whatever its resolver says.
+  in_addr address{};
+  return host == "localhost" || host == "::1" ||
+         (host.starts_with("127.") && inet_pton(AF_INET, std::string(host).c_str(), &address) == 1);
 }
 
 }  // namespace crumb
