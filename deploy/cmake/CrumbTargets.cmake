@@ -24,10 +24,22 @@ if(CRUMB_FUZZERS)  # Coverage for libFuzzer to steer by, in the libraries too.
   target_compile_options(crumb_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# Programs of a tsan build tell the sanitizer what Abseil's mutexes order: see the file.
+if(CRUMB_SANITIZE STREQUAL "thread")
+  add_library(crumb_tsan_abseil OBJECT "${PROJECT_SOURCE_DIR}/tests/support/tsan_abseil.cc")
+  target_link_libraries(crumb_tsan_abseil PUBLIC crumb_options absl::synchronization)
+endif()
+
 find_program(CRUMB_MOLD mold)
 if(CRUMB_MOLD)
   target_link_options(crumb_options INTERFACE -fuse-ld=mold)
 endif()
+
+function(crumb_link_sanitizer_support name)
+  if(TARGET crumb_tsan_abseil)
+    target_link_libraries(${name} PRIVATE crumb_tsan_abseil ${CMAKE_DL_LIBS})
+  endif()
+endfunction()
 
 function(crumb_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
@@ -40,6 +52,7 @@ function(crumb_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE crumb_options ${ARG_DEPS})
+  crumb_link_sanitizer_support(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 endfunction()
 
@@ -50,6 +63,7 @@ function(crumb_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE crumb_options ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  crumb_link_sanitizer_support(${name})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
 endfunction()
