@@ -20,6 +20,10 @@ size_t Align(size_t bytes) {
   return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
 }
 
+// Of one call to the UCX transport, which waits for the daemon's answer once a call: about what the
+// transport keeps under way, so that little is copied twice and waiting is rare.
+constexpr size_t kMaxSendBytes = size_t{8} << 20;
+
 // Of each of the rank's heads in an image of just them.
 std::vector<uint32_t> Checksums(std::span<const std::byte> image, uint32_t num_heads) {
   const size_t range_bytes = image.size() / num_heads;
@@ -75,12 +79,12 @@ size_t Publisher::TotalBytes(std::span<const PlannedPage> plan) const {
   return total;
 }
 
-size_t Publisher::CountFitting(std::span<const PlannedPage> plan) const {
+size_t Publisher::CountFitting(std::span<const PlannedPage> plan, size_t max_bytes) const {
   size_t bytes = 0;
   size_t count = 0;
   for (const PlannedPage& page : plan) {
     bytes += Align(PageBytes(page.encoding));
-    if (bytes > options_.max_step_bytes && count > 0) {
+    if (bytes > max_bytes && count > 0) {
       break;
     }
     ++count;
@@ -116,7 +120,7 @@ absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
     control.AbortPublish(id, missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
   };
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan, PlanPublish(missing, sequence_));
-  if (const size_t fitting = CountFitting(plan); fitting < plan.size()) {
+  if (const size_t fitting = CountFitting(plan, options_.max_step_bytes); fitting < plan.size()) {
     return (size_t{plan[fitting - 1].page.value()} + 1) * kPageTokens;
   }
   CRUMB_RETURN_IF_ERROR(HandOver(missing.publish, plan, deadline));
@@ -137,8 +141,9 @@ absl::Status Publisher::HandOver(PublishId publish,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(
-    const std::vector<PlannedPage>& plan, std::span<std::byte> staging, absl::Time deadline) {
+absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const PlannedPage> plan,
+                                                                std::span<std::byte> staging,
+                                                                absl::Time deadline) {
   std::vector<StagedImage> staged;
   staged.reserve(plan.size());
   size_t offset = 0;
@@ -185,20 +190,33 @@ absl::Status Publisher::CommitOverUcx(PublishId publish,
                                       absl::Time deadline) {
   CommitParams params{
       .session = session_->info().id, .publish = publish, .staged = {}, .over_ucx = true};
-  uint64_t offset = 0;  // The daemon puts pages back to back, in the order of sending.
-  std::vector<std::byte> image(PageBytes(PageEncoding::kBf16));
-  for (const PlannedPage& page : plan) {
-    const std::span<std::byte> bytes(image.data(), PageBytes(page.encoding));
-    CRUMB_RETURN_IF_ERROR(sequence_.ExportPage(page.page, page.encoding, bytes));
-    const OutgoingPage outgoing{.page = page.page, .encoding = page.encoding, .image = bytes};
-    CRUMB_RETURN_IF_ERROR(session_->planes().ucx->SendPages(publish, {&outgoing, 1}, deadline));
-    params.staged.push_back({.page = page.page,
-                             .encoding = page.encoding,
-                             .offset = offset,
-                             .head_crc32c = Checksums(bytes, session_->info().heads.count)});
-    offset += bytes.size();
+  std::vector<std::byte> buffer;
+  for (std::span<const PlannedPage> rest = plan; !rest.empty();) {
+    const size_t count = CountFitting(rest, kMaxSendBytes);
+    CRUMB_RETURN_IF_ERROR(SendOverUcx(rest.first(count), deadline, buffer, params));
+    rest = rest.subspan(count);
   }
   return Commit(params, deadline);
+}
+
+absl::Status Publisher::SendOverUcx(std::span<const PlannedPage> pages,
+                                    absl::Time deadline,
+                                    std::vector<std::byte>& buffer,
+                                    CommitParams& params) {
+  buffer.resize(std::max(buffer.size(), TotalBytes(pages)));
+  CRUMB_ASSIGN_OR_RETURN(std::vector<StagedImage> staged, FillStaging(pages, buffer, deadline));
+  std::vector<OutgoingPage> outgoing;
+  for (StagedImage& page : staged) {
+    outgoing.push_back({.page = page.page,
+                        .encoding = page.encoding,
+                        .image = std::span(buffer).subspan(page.offset, PageBytes(page.encoding))});
+    // The daemon puts pages back to back, in the order of sending.
+    page.offset = params.staged.empty()
+                      ? 0
+                      : params.staged.back().offset + PageBytes(params.staged.back().encoding);
+    params.staged.push_back(std::move(page));
+  }
+  return session_->planes().ucx->SendPages(params.publish, outgoing, deadline);
 }
 
 absl::Status Publisher::Commit(const CommitParams& params, absl::Time deadline) {

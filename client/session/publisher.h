@@ -55,8 +55,8 @@ class Publisher {
                                     absl::Time deadline);
 
  private:
-  // How many of the first pages fit into one step; at least one of any.
-  size_t CountFitting(std::span<const PlannedPage> plan) const;
+  // How many of the first pages fit into so many bytes; at least one of any.
+  size_t CountFitting(std::span<const PlannedPage> plan, size_t max_bytes) const;
   // Publishes `tokens` if that fits into one step, and returns their number; otherwise the smaller
   // number that would fit, with nothing published.
   absl::StatusOr<size_t> Step(const std::string& context_key,
@@ -65,7 +65,7 @@ class Publisher {
   absl::Status HandOver(PublishId publish,
                         const std::vector<PlannedPage>& plan,
                         absl::Time deadline);
-  absl::StatusOr<std::vector<StagedImage>> FillStaging(const std::vector<PlannedPage>& plan,
+  absl::StatusOr<std::vector<StagedImage>> FillStaging(std::span<const PlannedPage> plan,
                                                        std::span<std::byte> staging,
                                                        absl::Time deadline);
   absl::Status CommitFromStaging(PublishId publish,
@@ -74,6 +74,11 @@ class Publisher {
   absl::Status CommitOverUcx(PublishId publish,
                              const std::vector<PlannedPage>& plan,
                              absl::Time deadline);
+  // Sends pages by way of `buffer`, which grows to hold them, and names them in `params`.
+  absl::Status SendOverUcx(std::span<const PlannedPage> pages,
+                           absl::Time deadline,
+                           std::vector<std::byte>& buffer,
+                           CommitParams& params);
   absl::Status Commit(const CommitParams& params, absl::Time deadline);
   size_t PageBytes(PageEncoding encoding) const;
   size_t TotalBytes(std::span<const PlannedPage> plan) const;
