@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a crumbd must survive or refuse: noise on its sockets, an arena of one page, pages that are
+// not what they say, its own end while engines are attached.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "client/session/control_plane.h"
+#include "client/transport/map_transport.h"
+#include "crumb/client.h"
+#include "proto/base/bfloat16.h"
+#include "proto/base/clock.h"
+#include "proto/base/crc32c.h"
+#include "proto/base/unique_fd.h"
+#include "tests/client/e2e/client_fixture.h"
+#include "tests/client/e2e/e2e_model.h"
+
+namespace crumb {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Connects, writes until all is written or the other end has had enough, and hangs up.
+void SendNoise(int type, const sockaddr* address, socklen_t length, const std::string& noise) {
+  const UniqueFd fd(::socket(address->sa_family, type | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::connect(fd.get(), address, length), 0) << std::strerror(errno);
+  for (size_t sent = 0; sent < noise.size();) {
+    const ssize_t count = ::send(fd.get(), noise.data() + sent,
+                                 std::min<size_t>(noise.size() - sent, 4096), MSG_NOSIGNAL);
+    if (count <= 0) {
+      return;
+    }
+    sent += static_cast<size_t>(count);
+  }
+}
+
+void SendNoiseToUnixSocket(int type, const std::string& path, const std::string& noise) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  SendNoise(type, reinterpret_cast<const sockaddr*>(&address), sizeof(address), noise);
+}
+
+void SendNoiseToPort(uint32_t port, const std::string& noise) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  SendNoise(SOCK_STREAM, reinterpret_cast<const sockaddr*>(&address), sizeof(address), noise);
+}
+
+// A session by hand, which can say what the library would not.
+class RawSession {
+ public:
+  RawSession(const std::string& address, const std::shared_ptr<const Profile>& profile)
+      : profile_(profile), control_(ControlPlane::Create(address)) {
+    attached_ = *control_->Attach(
+        {.client_name = "raw", .tenant = "default", .profile = profile, .heads = {0, 2}});
+    map_ = *MapTransport::Connect({}, attached_.info, Soon());
+  }
+
+  static absl::Time Soon() { return Clock::System().Now() + absl::Seconds(20); }
+  const SessionInfo& info() const { return attached_.info; }
+
+  // Publishes `tokens` as BF16 pages of `rows` elements each; the first checksum is off by
+  // `checksum_error`.
+  absl::StatusOr<CommitCounts> Publish(std::span<const uint32_t> tokens,
+                                       std::span<const BFloat16> rows,
+                                       uint32_t checksum_error = 0) {
+    const auto missing = control_->BeginPublish(info().id, "", tokens, Soon());
+    EXPECT_TRUE(missing.ok()) << missing.status();
+    const std::span<const std::byte> bytes = std::as_bytes(rows);
+    const std::span<std::byte> staging = *map_->AcquireStaging(bytes.size(), Soon());
+    std::copy(bytes.begin(), bytes.end(), staging.begin());
+    CommitParams params{.session = info().id, .publish = missing->publish, .staged = {}};
+    const Geometry& geometry = profile_->geometry();
+    const size_t head_bytes = geometry.HeadRangeBytes(PageEncoding::kBf16);
+    for (uint32_t page = 0; page < tokens.size() / kPageTokens; ++page) {
+      StagedImage image{.page = PageIdx(page),
+                        .encoding = PageEncoding::kBf16,
+                        .offset = page * geometry.PageBytes(PageEncoding::kBf16),
+                        .head_crc32c = {}};
+      for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
+        image.head_crc32c.push_back(
+            Crc32c(bytes.subspan(image.offset + head * head_bytes, head_bytes)));
+      }
+      params.staged.push_back(std::move(image));
+    }
+    params.staged[0].head_crc32c[0] += checksum_error;
+    auto counts = control_->CommitPublish(params, Soon());
+    if (!counts.ok()) {
+      control_->AbortPublish(info().id, missing->publish, Soon()).IgnoreError();
+    }
+    map_->ReleaseStaging(/*discard=*/false);
+    return counts;
+  }
+
+  uint32_t MatchedTokens(std::span<const uint32_t> tokens) {
+    return control_->Lookup({.session = info().id, .context_key = "", .tokens = tokens}, Soon())
+        ->matched_tokens;
+  }
+
+ private:
+  std::shared_ptr<const Profile> profile_;
+  std::unique_ptr<ControlPlane> control_;
+  AttachedSession attached_;
+  std::unique_ptr<MapTransport> map_;
+};
+
+using BadInputTest = ClientTest;
+
+TEST_F(BadInputTest, NoiseOnEverySocketDisturbsNoClient) {
+  StartDaemon({"--ucx.enabled=true"});
+  const auto by_map = NewClient(DataPlane::kMap);
+  const auto by_ucx = NewClient(DataPlane::kUcx);
+  const auto sequence = Prefill(512);
+  std::atomic<bool> stop{false};
+  std::atomic<int> rounds{0};
+  std::thread work([&] {
+    for (uint32_t key = 0; !stop; ++key) {
+      for (Client* client : {by_map.get(), by_ucx.get()}) {
+        const std::string context_key = std::to_string(key % 8);
+        const auto published =
+            client->Publish(*sequence, std::span(prompt_).first(512), {.context_key = context_key});
+        EXPECT_TRUE(published.ok()) << published.status();
+        const auto prefix = client->Lookup(prompt_, {.context_key = context_key});
+        ASSERT_TRUE(prefix.ok()) << prefix.status();
+        EXPECT_EQ((*prefix)->matched_tokens(), 512u);
+        EXPECT_TRUE((*prefix)->Validate().ok()) << (*prefix)->Validate();
+      }
+      ++rounds;
+    }
+  });
+  const uint32_t ucx_port = RawSession(daemon_->address(), profile_).info().ucx_port;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (int i = 0; i < 40; ++i) {
+    std::string noise(1 + random() % 20000, '\0');
+    for (char& c : noise) {
+      c = static_cast<char>(random());
+    }
+    SendNoiseToUnixSocket(SOCK_STREAM, daemon_->socket_path(), noise);
+    SendNoiseToUnixSocket(SOCK_SEQPACKET, daemon_->socket_path().string() + ".mem",
+                          noise.substr(0, i % 2 == 0 ? 40 : noise.size()));
+    SendNoiseToPort(ucx_port, noise);
+  }
+  const int before = rounds;
+  WaitFor([&] { return rounds > before + 2; });
+  stop = true;
+  work.join();
+  EXPECT_EQ(by_map->state().num_attaches, 1u) << by_map->state().last_error;
+  EXPECT_EQ(by_ucx->state().num_attaches, 1u) << by_ucx->state().last_error;
+  EXPECT_EQ(NewClient(DataPlane::kUcx)->state().num_attaches, 1u) << "newcomers are served";
+}
+
+TEST_F(BadInputTest, ProbeOfAnUnknownNamespaceNamesIt) {
+  StartDaemon();
+  const auto probe = [&](const std::string& name) {
+    return RunProgram("crumbctl", {"--address=" + daemon_->address(), "probe", "--namespace", name,
+                                   "--tokens", "1,2,3"});
+  };
+  EXPECT_THAT(probe("").err, HasSubstr("the daemon holds no namespace yet"));
+  ASSERT_TRUE(NewClient()->Publish(*Prefill(512), std::span(prompt_).first(512), {}).ok());
+  const ProgramResult unknown = probe("0123456789abcdef");
+  EXPECT_EQ(unknown.exit_status, 1);
+  EXPECT_THAT(unknown.err, HasSubstr("no namespace starts with 0123456789abcdef"));
+  EXPECT_THAT(unknown.err, HasSubstr("crumbctl status"));
+  EXPECT_EQ(probe("").exit_status, 0);
+}
+
+TEST_F(BadInputTest, ArenaOfOnePageTakesTheNextPrefixOnlyWhenTheFirstIsFree) {
+  // A page of the sink has 64 KiB in BF16, and its header.
+  StartDaemon({"--store.capacity=100KiB", "--store.quarantine=1s"});
+  const auto client = NewClient();
+  const auto sequence = Prefill(64);
+  const std::vector<uint32_t> other = E2ePrompt(6, 100);
+  const auto publish = [&](const std::vector<uint32_t>& tokens) {
+    return client->Publish(*sequence, std::span(tokens).first(64), {});
+  };
+  const auto matched = [&](const std::vector<uint32_t>& tokens) {
+    return (*client->Lookup(tokens, {}))->matched_tokens();
+  };
+  ASSERT_TRUE(publish(prompt_).ok());
+  auto held = *client->Lookup(prompt_, {});
+  ASSERT_EQ(held->num_pages(), 1u);
+  const absl::Status full = publish(other).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_THAT(std::string(full.message()),
+              AllOf(HasSubstr("capacity_bytes is 102400"),
+                    HasSubstr("1 pages are held by 1 leases"), HasSubstr("Raise capacity_bytes")));
+  EXPECT_TRUE(held->Validate().ok()) << held->Validate();
+  EXPECT_EQ(matched(prompt_), 64u);
+
+  held = nullptr;  // Released in the background.
+  absl::Status second;
+  WaitFor([&] {
+    second = publish(other).status();
+    return second.code() != absl::StatusCode::kResourceExhausted;
+  });
+  EXPECT_TRUE(second.ok()) << second;
+  EXPECT_EQ(matched(prompt_), 0u);
+  EXPECT_EQ(matched(other), 64u);
+  const absl::Status two =
+      client->Publish(*Prefill(512), std::span(prompt_).first(512), {}).status();
+  EXPECT_EQ(two.code(), absl::StatusCode::kResourceExhausted) << two;
+}
+
+TEST_F(BadInputTest, PagesWithNanAreRefusedByLayerHeadAndToken) {
+  StartDaemon();
+  RawSession session(daemon_->address(), profile_);
+  const std::span<const uint32_t> tokens = std::span(prompt_).first(128);
+  const size_t page = profile_->geometry().PageBytes(PageEncoding::kBf16) / sizeof(BFloat16);
+  const size_t block = profile_->geometry().Bf16Block().bytes() / sizeof(BFloat16);
+  const BFloat16 nan = BFloat16::FromFloat(std::numeric_limits<float>::quiet_NaN());
+  std::vector<BFloat16> rows(2 * page);
+  // [kv_head][layer] blocks; K of a token has 64 elements. Page 0 is kept, page 1 is demoted.
+  for (const uint32_t bad_page : {0u, 1u}) {
+    BFloat16& element = rows[bad_page * page + (1 * 2 + 0) * block + 7 * 64 + 3];
+    element = nan;
+    const absl::Status status = session.Publish(tokens, rows).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("layer 0"), HasSubstr("head 1"),
+                      HasSubstr("token " + std::to_string(64 * bad_page + 7))));
+    element = BFloat16();
+  }
+  EXPECT_EQ(session.MatchedTokens(tokens), 0u) << "nothing of it is visible";
+  EXPECT_TRUE(session.Publish(tokens, rows).ok());
+  EXPECT_EQ(session.MatchedTokens(tokens), 128u);
+}
+
+TEST_F(BadInputTest, PagesWithAnotherChecksumAreDataLoss) {
+  StartDaemon();
+  RawSession session(daemon_->address(), profile_);
+  const std::span<const uint32_t> tokens = std::span(prompt_).first(64);
+  const std::vector<BFloat16> rows(profile_->geometry().PageBytes(PageEncoding::kBf16) /
+                                   sizeof(BFloat16));
+  const absl::Status status = session.Publish(tokens, rows, /*checksum_error=*/1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("page 0"), HasSubstr("KV head 0"), HasSubstr("was announced")));
+  EXPECT_EQ(session.MatchedTokens(tokens), 0u);
+  EXPECT_TRUE(session.Publish(tokens, rows).ok());
+}
+
+TEST_F(BadInputTest, SigtermEndsADaemonWithAttachedClientsWithStatusZero) {
+  StartDaemon({"--ucx.enabled=true"});
+  const auto by_map = NewClient(DataPlane::kMap);
+  const auto by_ucx = NewClient(DataPlane::kUcx);
+  ASSERT_TRUE(by_map->Publish(*Prefill(512), std::span(prompt_).first(512), {}).ok());
+  const auto mapped = *by_map->Lookup(prompt_, {});
+  const auto pulled = *by_ucx->Lookup(prompt_, {});
+  ASSERT_TRUE(pulled->Validate().ok()) << pulled->Validate();
+  const auto exit_status = daemon_->Stop();
+  ASSERT_TRUE(exit_status.ok()) << exit_status.status();
+  EXPECT_EQ(*exit_status, 0) << daemon_->Log();
+  WaitFor([&] { return !by_map->state().attached && !by_ucx->state().attached; });
+  EXPECT_EQ(mapped->Validate().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(pulled->Validate().code(), absl::StatusCode::kFailedPrecondition);
+  RestartDaemon();
+  EXPECT_TRUE(by_map->WaitAttached(absl::Seconds(20)).ok());
+  EXPECT_TRUE(by_ucx->WaitAttached(absl::Seconds(20)).ok());
+}
+
+}  // namespace
+}  // namespace crumb
