@@ -11,7 +11,7 @@
 #include <string>
 
 #include "tests/cuda/profile/profile_parts.h"
-#include "tests/fuzz/profile_subject.h"
+#include "tests/fuzz/fuzz_subject.h"
 
 namespace crumb {
 namespace {
@@ -135,8 +135,8 @@ class Mutator {
 };
 
 TEST(ProfileMutationTest, TheSeedsAreAccepted) {
-  for (const FuzzSeed& seed : ProfileFuzzSeeds()) {
-    EXPECT_TRUE(FuzzProfileReaders(seed.file)) << seed.name;
+  for (const FuzzSeed& seed : FuzzSeeds()) {
+    EXPECT_TRUE(FuzzOne(seed.file)) << seed.name;
   }
 }
 
@@ -144,12 +144,12 @@ TEST(ProfileMutationTest, SpoiltFilesAreRefusedByNameOrHarmless) {
   const uint32_t seed = Seed();
   std::cout << "CRUMB_TEST_SEED=" << seed << "\n";
   Mutator mutator(seed);
-  const std::vector<FuzzSeed> seeds = ProfileFuzzSeeds();
+  const std::vector<FuzzSeed> seeds = FuzzSeeds();
   int accepted = 0;
   for (int round = 0; round < kRounds; ++round) {
     std::vector<std::byte> file = seeds[mutator.Below(seeds.size())].file;
     file = mutator.Spoil(file);
-    accepted += FuzzProfileReaders(file) ? 1 : 0;
+    accepted += FuzzOne(file) ? 1 : 0;
   }
   // Most mutations must bite; a few (another clip ratio, a longer name) leave a valid file.
   EXPECT_LT(accepted, kRounds / 4);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/fuzz/profile_subject.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -9,6 +7,7 @@
 #include "cuda/profile/safetensors.h"
 #include "proto/base/check.h"
 #include "tests/cuda/profile/profile_parts.h"
+#include "tests/fuzz/fuzz_subject.h"
 
 namespace crumb {
 namespace {
@@ -125,14 +124,14 @@ Statistics TinyStatistics() {
 
 }  // namespace
 
-std::vector<FuzzSeed> ProfileFuzzSeeds() {
+std::vector<FuzzSeed> FuzzSeeds() {
   return {{"tiny", *Profile::Serialize(TinyParts())},
           {"nearest", *Profile::Serialize(SmallParts(CodecId::kOscarInt2))},
           {"aware", *Profile::Serialize(SmallParts(CodecId::kOscarInt2Aware, false))},
           {"statistics", *Statistics::Serialize(TinyStatistics())}};
 }
 
-bool FuzzProfileReaders(std::span<const std::byte> input) {
+bool FuzzOne(std::span<const std::byte> input) {
   const bool is_safetensors = ReadSafetensors(input);
   const bool is_profile = ReadProfile(input);
   const bool is_statistics = ReadStatistics(input);

@@ -18,9 +18,10 @@
 namespace crumb::example {
 namespace {
 
-// Logits here reach 28, and a row that rounds the other way to bfloat16 moves them by up to 0.03,
-// as chunks of another size do.
-constexpr double kBf16Tolerance = 0.05;
+// Logits here reach 28. Float sums in another order make a row here and there round the other way
+// to bfloat16; over 30 layers that moved the most distant of 49,152 logits by 0.051, between chunk
+// sizes on one machine. Twice that, since other processors sum in other orders.
+constexpr double kBf16Tolerance = 0.1;
 constexpr double kFloatTolerance = 0.3;
 
 // One model for all tests: half a gigabyte of floats.
@@ -102,7 +103,8 @@ TEST_F(LlamaModelTest, LogitsAgreeWithTransformers) {
 }
 
 TEST_F(LlamaModelTest, ContinuesAsTransformersDoes) {
-  for (const auto& prompt : ReadExpected("expected_logits.json")["prompts"]) {
+  const auto prompts = ReadExpected("expected_logits.json")["prompts"];
+  for (const auto& prompt : prompts) {
     const auto sequence = Bf16Sequence();
     Sampler greedy = *Sampler::Create({});
     std::vector<uint32_t> next = prompt["ids"].get<std::vector<uint32_t>>();

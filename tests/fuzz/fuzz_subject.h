@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is fuzzed of profiles and statistics: seeds to start from, and what must hold of any input.
+// What is fuzzed: seeds to start from, and what must hold of any input. One *_subject.cc a kind of
+// input defines these; each fuzzer and mutation test links one.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +16,11 @@ struct FuzzSeed {
   std::vector<std::byte> file;
 };
 
-// Valid files of each kind, small, since most mutations should hit the header.
-std::vector<FuzzSeed> ProfileFuzzSeeds();
+// Valid inputs of each kind, small, since most mutations should hit the header.
+std::vector<FuzzSeed> FuzzSeeds();
 
 // Gives the input to each reader. Aborts, with a message, when one accepts what its contract
 // forbids or refuses without saying why. Whether any reader accepted it.
-bool FuzzProfileReaders(std::span<const std::byte> input);
+bool FuzzOne(std::span<const std::byte> input);
 
 }  // namespace crumb
