@@ -16,11 +16,11 @@ namespace {
 
 class Engine {
  public:
-  explicit Engine(const std::string& address)
+  Engine(const std::string& address, DataPlane data_plane)
       : client_(*Client::Create({.address = address,
                                  .client_name = "e2e_engine",
                                  .profile = profile_,
-                                 .data_plane = DataPlane::kMap})) {}
+                                 .data_plane = data_plane})) {}
 
   absl::Status WaitAttached() { return client_->WaitAttached(absl::Seconds(20)); }
 
@@ -59,8 +59,8 @@ void Say(const std::string& line) {
   std::fflush(stdout);
 }
 
-int Main(const std::string& address) {
-  Engine engine(address);
+int Main(const std::string& address, const std::string& data_plane) {
+  Engine engine(address, data_plane == "ucx" ? DataPlane::kUcx : DataPlane::kMap);
   if (const absl::Status status = engine.WaitAttached(); !status.ok()) {
     Say(status.ToString());
     return 1;
@@ -91,5 +91,5 @@ int Main(const std::string& address) {
 }  // namespace crumb
 
 int main(int argc, char** argv) {
-  return argc == 2 ? crumb::Main(argv[1]) : 2;
+  return argc == 3 ? crumb::Main(argv[1], argv[2]) : 2;
 }

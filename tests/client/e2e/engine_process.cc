@@ -16,7 +16,8 @@ extern char** environ;  // NOLINT(readability-identifier-naming): POSIX.
 
 namespace crumb {
 
-absl::StatusOr<EngineProcess> EngineProcess::Start(const std::string& address) {
+absl::StatusOr<EngineProcess> EngineProcess::Start(const std::string& address,
+                                                   const std::string& data_plane) {
   int to[2];
   int from[2];
   if (::pipe2(to, O_CLOEXEC) != 0 || ::pipe2(from, O_CLOEXEC) != 0) {
@@ -27,8 +28,9 @@ absl::StatusOr<EngineProcess> EngineProcess::Start(const std::string& address) {
   ::posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
   std::string program = CRUMB_E2E_ENGINE;
-  std::string argument = address;
-  std::array<char*, 3> arguments = {program.data(), argument.data(), nullptr};
+  std::string where = address;
+  std::string how = data_plane;
+  std::array<char*, 4> arguments = {program.data(), where.data(), how.data(), nullptr};
   EngineProcess engine;
   const int error =
       ::posix_spawn(&engine.pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);

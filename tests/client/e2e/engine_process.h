@@ -22,7 +22,9 @@ namespace crumb {
 class EngineProcess {
  public:
   // Attached on return, with the test profile of tests/client/e2e/e2e_engine.cc.
-  static absl::StatusOr<EngineProcess> Start(const std::string& address);
+  // `data_plane` is "map" or "ucx".
+  static absl::StatusOr<EngineProcess> Start(const std::string& address,
+                                             const std::string& data_plane = "map");
   EngineProcess(EngineProcess&& other) noexcept;
   EngineProcess& operator=(EngineProcess&&) = delete;
   EngineProcess(const EngineProcess&) = delete;

@@ -3,10 +3,14 @@
 // The library against a real crumbd over real UCX, by tcp alone and with cma. What comes by UCX is
 // held against what comes by the map.
 
+#include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -19,11 +23,13 @@
 #include "proto/page/namespace_id.h"
 #include "tests/client/e2e/client_fixture.h"
 #include "tests/client/e2e/e2e_model.h"
+#include "tests/client/e2e/engine_process.h"
 
 namespace crumb {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 constexpr PageEncoding kEncodings[] = {PageEncoding::kInt2, PageEncoding::kBf16};
 
@@ -216,6 +222,75 @@ TEST_P(UcxClientTest, DaemonKilledInAPullIsAnErrorByTheDeadlineAndItsSuccessorIs
   ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
   EXPECT_EQ(client->state().num_attaches, 4u);
   EXPECT_EQ(client->state().data_plane, DataPlane::kUcx);
+}
+
+TEST_P(UcxClientTest, DaemonKilledUnderPublishesCostsNoCallItsDeadline) {
+  UseLargeModel();
+  StartUcxDaemon();
+  const auto client = NewClient(DataPlane::kUcx);
+  const auto sequence = Prefill(kE2eMaxTokens);
+  std::atomic<bool> stop{false};
+  std::atomic<int> published{0};
+  std::atomic<int> failed{0};
+  std::atomic<int64_t> longest_ms{0};
+  std::thread load([&] {
+    for (uint32_t key = 0; !stop; ++key) {
+      const absl::Time began = Clock::System().Now();
+      const auto result = client->Publish(
+          *sequence, prompt_, {.context_key = std::to_string(key), .timeout = absl::Seconds(10)});
+      longest_ms =
+          std::max(longest_ms.load(), absl::ToInt64Milliseconds(Clock::System().Now() - began));
+      ++(result.ok() ? published : failed);
+    }
+  });
+  for (int round = 0; round < 2; ++round) {
+    const int before = published;
+    WaitFor([&] { return published > before + 1; });
+    const int failed_before = failed;
+    daemon_->Kill();
+    WaitFor([&] { return failed > failed_before; });
+    RestartDaemon();
+  }
+  const int before = published;
+  WaitFor([&] { return published > before; });
+  stop = true;
+  load.join();
+  EXPECT_LT(longest_ms, 10'000) << "a dead daemon is seen before the deadline";
+}
+
+TEST_P(UcxClientTest, EnginesKilledAtAnyMomentLeaveNothing) {
+  StartUcxDaemon();
+  for (uint32_t round = 1; round <= 4; ++round) {
+    auto engine = EngineProcess::Start(daemon_->address(), "ucx");
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine->Send("churn " + std::to_string(100 * round));
+    for (uint32_t line = 0; line < round; ++line) {
+      ASSERT_THAT(engine->ReadLine(), StartsWith("published"));
+    }
+    engine->Kill();
+    EXPECT_TRUE(StatusBecomes("\"sessions\": []")) << status_;
+    EXPECT_TRUE(StatusBecomes("\"leases\": 0")) << status_;
+    EXPECT_TRUE(StatusBecomes("\"publishes\": 0")) << status_;
+  }
+  const auto client = NewClient(DataPlane::kUcx);
+  ASSERT_TRUE(client->Publish(*Prefill(512), Prompt(512), {}).ok());
+  EXPECT_TRUE((*client->Lookup(prompt_, {}))->Validate().ok());
+}
+
+TEST_P(UcxClientTest, PullOfAnEngineStoppedForLongerThanItsLeaseIsNotBelieved) {
+  StartDaemon(
+      {"--ucx.enabled=true", std::string("--ucx.transports=") + GetParam(), "--store.lease=1s"});
+  auto engine = EngineProcess::Start(daemon_->address(), "ucx");
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  ASSERT_EQ(engine->Ask("publish 5 512"), "published 8 0");
+  ASSERT_EQ(engine->Ask("lookup 5 1000"), "found 512");
+  engine->Signal(SIGSTOP);
+  EXPECT_TRUE(StatusBecomes("\"leases\": 0")) << status_;
+  engine->Send("validate");
+  engine->Signal(SIGCONT);
+  EXPECT_THAT(engine->ReadLine(), StartsWith("FAILED_PRECONDITION"));
+  WaitFor([&] { return engine->Ask("lookup 5 1000") == "found 512"; });
+  EXPECT_EQ(engine->Ask("validate"), "OK");
 }
 
 TEST_F(ClientTest, UcxThatIsNotOfferedIsNamedWithItsRemedy) {
