@@ -8,8 +8,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -38,7 +41,7 @@ using testing::HasSubstr;
 // Connects, writes until all is written or the other end has had enough, and hangs up.
 void SendNoise(int type, const sockaddr* address, socklen_t length, const std::string& noise) {
   const UniqueFd fd(::socket(address->sa_family, type | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::connect(fd.get(), address, length), 0) << std::strerror(errno);
+  ASSERT_EQ(::connect(fd.get(), address, length), 0) << "error " << errno;
   for (size_t sent = 0; sent < noise.size();) {
     const ssize_t count = ::send(fd.get(), noise.data() + sent,
                                  std::min<size_t>(noise.size() - sent, 4096), MSG_NOSIGNAL);
@@ -231,7 +234,7 @@ TEST_F(BadInputTest, PagesWithNanAreRefusedByLayerHeadAndToken) {
   std::vector<BFloat16> rows(2 * page);
   // [kv_head][layer] blocks; K of a token has 64 elements. Page 0 is kept, page 1 is demoted.
   for (const uint32_t bad_page : {0u, 1u}) {
-    BFloat16& element = rows[bad_page * page + (1 * 2 + 0) * block + 7 * 64 + 3];
+    BFloat16& element = rows[bad_page * page + (1 * 2 + 0) * block + size_t{7} * 64 + 3];
     element = nan;
     const absl::Status status = session.Publish(tokens, rows).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;

@@ -36,8 +36,8 @@ constexpr PageEncoding kEncodings[] = {PageEncoding::kInt2, PageEncoding::kBf16}
 class UcxClientTest : public ClientTest, public testing::WithParamInterface<const char*> {
  protected:
   // The environment is how an engine chooses; the daemon would choose by its configuration alone.
-  UcxClientTest() { ::setenv("UCX_TLS", GetParam(), /*overwrite=*/1); }
-  ~UcxClientTest() override { ::unsetenv("UCX_TLS"); }
+  void SetUp() override { ::setenv("UCX_TLS", GetParam(), 1); }  // NOLINT: nobody reads it yet.
+  void TearDown() override { ::unsetenv("UCX_TLS"); }            // NOLINT: nor any more.
 
   void StartUcxDaemon() {
     StartDaemon({"--ucx.enabled=true", std::string("--ucx.transports=") + GetParam()});
