@@ -274,7 +274,7 @@ absl::Status Sequence::Impl::Demote(std::vector<PageTable::Demotion>* demotions)
                         {values, size_t{kPageTokens} * rank_.value_dim},
                         {demotion.int2.data() + block * block_bytes, block_bytes});
     if (status.ok()) {
-      return status;
+      return absl::OkStatus();
     }
     return absl::Status(
         status.code(),

@@ -31,6 +31,7 @@
 
 namespace crumb {
 
+// NOLINTNEXTLINE(cppcoreguidelines-virtual-class-destructor): final, held as itself.
 class UcxLink final : public UcxWorker::Handler {
  public:
   // Connects and waits for the daemon's answer to the hello. Errors as ConnectUcx.

@@ -14,6 +14,8 @@ class UcxSource final : public PageSource {
  public:
   UcxSource(std::shared_ptr<UcxLink> link, std::shared_ptr<UcxPull> pull, uint64_t request_id)
       : link_(std::move(link)), pull_(std::move(pull)), request_id_(request_id) {}
+  UcxSource(const UcxSource&) = delete;
+  UcxSource& operator=(const UcxSource&) = delete;
   ~UcxSource() override { link_->EndPull(request_id_); }
 
   const std::byte* HeadBlock(PageIdx page,

@@ -138,17 +138,17 @@ class Demoter {
 // One head block after the other of KV heads [first_head, first_head + num_heads).
 class PageWalk {
  public:
-  PageWalk(const Profile& profile, uint32_t first_head, uint32_t num_heads, uint32_t first_token)
+  PageWalk(const Profile& profile, HeadRange heads, uint32_t first_token)
       : profile_(profile),
-        first_head_(first_head),
-        num_heads_(num_heads),
+        heads_(heads),
         first_token_(first_token),
         bf16_(profile.geometry().Bf16Block()) {
     const uint32_t all = profile.geometry().num_kv_heads;
-    CRUMB_CHECK(first_head <= all && num_heads <= all - first_head, "KV heads beyond the profile");
+    CRUMB_CHECK(heads.first <= all && heads.count <= all - heads.first,
+                "KV heads beyond the profile");
   }
 
-  size_t num_blocks() const { return size_t{num_heads_} * profile_.geometry().num_layers; }
+  size_t num_blocks() const { return size_t{heads_.count} * profile_.geometry().num_layers; }
   size_t bf16_bytes() const { return num_blocks() * bf16_.bytes(); }
   const HeadParameters& head(size_t block) const { return profile_.head(layer(block), kv(block)); }
 
@@ -178,7 +178,7 @@ class PageWalk {
     return static_cast<uint32_t>(block % profile_.geometry().num_layers);
   }
   uint32_t kv(size_t block) const {
-    return first_head_ + static_cast<uint32_t>(block / profile_.geometry().num_layers);
+    return heads_.first + static_cast<uint32_t>(block / profile_.geometry().num_layers);
   }
 
   template <typename Row, typename Byte>
@@ -189,8 +189,7 @@ class PageWalk {
   }
 
   const Profile& profile_;
-  const uint32_t first_head_;
-  const uint32_t num_heads_;
+  const HeadRange heads_;
   const uint32_t first_token_;
   const Bf16HeadBlock bf16_;
 };
@@ -222,15 +221,13 @@ absl::Status DemoteHeadBlock(const HeadParameters& head,
   return absl::OkStatus();
 }
 
-// NOLINTNEXTLINE(readability-function-size): the contract's parameters.
 absl::Status DemotePage(const Profile& profile,
-                        uint32_t first_head,
-                        uint32_t num_heads,
+                        HeadRange heads,
                         uint32_t first_token,
                         std::span<const std::byte> bf16,
                         std::span<std::byte> int2,
                         CpuPath path) {
-  const PageWalk walk(profile, first_head, num_heads, first_token);
+  const PageWalk walk(profile, heads, first_token);
   const size_t int2_bytes = profile.geometry().Int2Block().bytes();
   CRUMB_CHECK(bf16.size() == walk.bf16_bytes(), "BF16 image of another length");
   CRUMB_CHECK(int2.size() == walk.num_blocks() * int2_bytes, "INT2 image of another length");
@@ -244,15 +241,13 @@ absl::Status DemotePage(const Profile& profile,
   return absl::OkStatus();
 }
 
-// NOLINTNEXTLINE(readability-function-size): the contract's parameters.
 absl::Status RotatePage(const Profile& profile,
-                        uint32_t first_head,
-                        uint32_t num_heads,
+                        HeadRange heads,
                         uint32_t first_token,
                         std::span<const std::byte> plain,
                         std::span<std::byte> stored,
                         CpuPath path) {
-  const PageWalk walk(profile, first_head, num_heads, first_token);
+  const PageWalk walk(profile, heads, first_token);
   CRUMB_CHECK(plain.size() == walk.bf16_bytes(), "plain image of another length");
   CRUMB_CHECK(stored.size() == plain.size(), "stored image of another length");
   std::vector<float> floats;

@@ -299,6 +299,7 @@ class DemoteKernel {
     uint8_t masks[kNumRanges][kLanes];
     for (size_t i = 0; i < kNumRanges; ++i) {
       for (size_t lane = 0; lane < kLanes; ++lane) {
+        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): intrinsics wrote it.
         masks[i][lane] = index[lane] == i ? 0xff : 0;
       }
     }

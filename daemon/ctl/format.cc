@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,7 +77,7 @@ std::string Ratio(uint64_t whole, uint64_t part) {
 
 std::string Rate(double per_second) {
   return per_second < 100 ? absl::StrFormat("%.1f", per_second)
-                          : Count(static_cast<uint64_t>(per_second + 0.5));
+                          : Count(static_cast<uint64_t>(std::llround(per_second)));
 }
 
 std::string Hex(std::string_view bytes, size_t max_bytes) {

@@ -3,10 +3,10 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -72,7 +72,8 @@ absl::StatusOr<std::vector<uint32_t>> ReadTokenFile(const std::string& path) {
   }
   std::ifstream file(path);
   if (!file) {
-    return absl::NotFoundError(absl::StrCat("tokens file ", path, ": ", std::strerror(errno)));
+    return absl::NotFoundError(
+        absl::StrCat("tokens file ", path, ": ", std::generic_category().message(errno)));
   }
   return ParseTokenText(read(file));
 }

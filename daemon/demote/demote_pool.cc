@@ -44,7 +44,7 @@ uint32_t DemotePool::num_jobs() const {
   return num_jobs_;
 }
 
-bool DemotePool::FailLocked(State& state, absl::Status status) {
+bool DemotePool::FailLocked(State& state, const absl::Status& status) {
   state.status.Update(status);
   state.next_page = state.num_pages;
   return state.running == 0;
@@ -76,7 +76,7 @@ void DemotePool::RunThread() {
       queue_.erase(std::find(queue_.begin(), queue_.end(), state));
     }
     const bool ended = status.ok() ? state->running == 0 && state->next_page == state->num_pages
-                                   : FailLocked(*state, std::move(status));
+                                   : FailLocked(*state, status);
     if (ended) {
       absl::Status result = state->status;
       mutex_.Unlock();

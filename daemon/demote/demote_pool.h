@@ -76,7 +76,7 @@ class DemotePool {
     return stopped_ || !queue_.empty();
   }
   // Starts no further page of `state`. Returns whether the caller is to finish it.
-  bool FailLocked(State& state, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FailLocked(State& state, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   mutable absl::Mutex mutex_;

@@ -190,8 +190,8 @@ absl::StatusOr<std::span<const std::byte>> StoredRows(const PageOwner& owner,
   }
   const std::span<std::byte> plain = Sized(scratch.incoming, bytes);
   CRUMB_RETURN_IF_ERROR(CopyChecked(owner, staged, staging, plain));
-  CRUMB_RETURN_IF_ERROR(RotatePage(owner.profile, owner.heads.first, owner.heads.count,
-                                   FirstToken(staged.page), plain, stored));
+  CRUMB_RETURN_IF_ERROR(
+      RotatePage(owner.profile, owner.heads, FirstToken(staged.page), plain, stored));
   return stored;
 }
 
@@ -260,9 +260,8 @@ absl::Status WritePage(const PageOwner& owner,
   CRUMB_ASSIGN_OR_RETURN(const std::span<const std::byte> stored,
                          StoredRows(owner, task, staging, scratch));
   if (task.int2_block != nullptr && task.staged_int2 == nullptr) {
-    CRUMB_RETURN_IF_ERROR(DemotePage(owner.profile, owner.heads.first, owner.heads.count,
-                                     FirstToken(task.staged_bf16->page), stored,
-                                     task.int2_block->bytes));
+    CRUMB_RETURN_IF_ERROR(DemotePage(owner.profile, owner.heads, FirstToken(task.staged_bf16->page),
+                                     stored, task.int2_block->bytes));
     written.push_back(Written(owner, *task.int2_block));
   }
   if (task.bf16_block != nullptr) {

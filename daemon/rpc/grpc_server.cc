@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -89,8 +89,8 @@ class GrpcServer::Impl {
                                 "writable, or set another by [listen] unix_socket"));
     }
     if (chmod(options.unix_socket.c_str(), options.unix_socket_mode) != 0) {
-      return absl::UnavailableError(
-          absl::StrCat("chmod of Unix socket ", options.unix_socket, ": ", std::strerror(errno)));
+      return absl::UnavailableError(absl::StrCat("chmod of Unix socket ", options.unix_socket, ": ",
+                                                 std::generic_category().message(errno)));
     }
     return absl::OkStatus();
   }

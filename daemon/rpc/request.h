@@ -42,6 +42,9 @@ class TokenList {
 
   TokenList(TokenList&&) = default;
   TokenList& operator=(TokenList&&) = default;
+  TokenList(const TokenList&) = delete;
+  TokenList& operator=(const TokenList&) = delete;
+  ~TokenList() = default;
 
  private:
   TokenList() = default;

@@ -2,7 +2,6 @@
 #include "daemon/server/config_file.h"
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -121,7 +120,7 @@ absl::Status LoadConfigFile(const std::string& path, Config& config) {
       return absl::OkStatus();  // Empty: nothing is set, and nothing was streamed.
     }
     return absl::NotFoundError(
-        absl::StrCat("configuration file ", path, ": ", std::strerror(error)));
+        absl::StrCat("configuration file ", path, ": ", std::generic_category().message(error)));
   }
   return LoadConfigText(text.str(), path, config);
 }

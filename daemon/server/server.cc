@@ -85,6 +85,8 @@ class Maintenance {
 class Server::Impl {
  public:
   Impl(const Config& config, const Clock& clock) : config_(config), clock_(clock) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
   ~Impl() { Stop(); }
 
   absl::Status Start() {

@@ -38,9 +38,10 @@ absl::Status CheckDirectory(const std::string& path) {
                      "[listen] unix_socket"));
   }
   if (access(directory.c_str(), W_OK | X_OK) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the directory ", directory, " of Unix socket ", path, " is not writable by this user (",
-        std::strerror(errno), "): change its owner, or set another [listen] unix_socket"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the directory ", directory, " of Unix socket ", path,
+                     " is not writable by this user (", std::generic_category().message(errno),
+                     "): change its owner, or set another [listen] unix_socket"));
   }
   return absl::OkStatus();
 }
@@ -77,8 +78,8 @@ absl::Status RemoveStale(const std::string& path) {
     return InUse(path);
   }
   if (unlink(path.c_str()) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the stale socket ", path, " cannot be removed: ", std::strerror(errno)));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the stale socket ", path, " cannot be removed: ", std::generic_category().message(errno)));
   }
   return absl::OkStatus();
 }
@@ -98,7 +99,7 @@ absl::StatusOr<SocketClaim> SocketClaim::Take(const std::string& path) {
   UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.is_valid()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("lock file ", lock_path, ": ", std::strerror(errno)));
+        absl::StrCat("lock file ", lock_path, ": ", std::generic_category().message(errno)));
   }
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return InUse(path);

@@ -46,7 +46,7 @@ class StoreCore {
 
   // Sessions and their end.
   absl::StatusOr<SessionId> OpenSession(const SessionSpec& spec, absl::Time now);
-  void EndSession(SessionId session, absl::Time now);
+  void EndSession(SessionId id, absl::Time now);
   absl::StatusOr<ChunkFd> GetChunk(SessionId session, ChunkId chunk) const;
 
   // Lookups and leases.
@@ -76,15 +76,15 @@ class StoreCore {
                                            std::string_view context_key,
                                            std::span<const uint32_t> tokens,
                                            absl::Time now);
-  absl::StatusOr<WriteHold> BeginWrite(SessionId session,
-                                       PublishId publish,
+  absl::StatusOr<WriteHold> BeginWrite(SessionId session_id,
+                                       PublishId id,
                                        std::span<const PageKey> keys);
   void EndWrite(const WriteHold& hold);
-  absl::StatusOr<CommitResult> CommitPublish(SessionId session,
-                                             PublishId publish,
+  absl::StatusOr<CommitResult> CommitPublish(SessionId session_id,
+                                             PublishId id,
                                              std::span<const WrittenBlock> written,
                                              absl::Time now);
-  absl::Status AbortPublish(SessionId session, PublishId publish);
+  absl::Status AbortPublish(SessionId session_id, PublishId id);
 
   // Operators.
   absl::StatusOr<EvictResult> Evict(const NamespaceId& namespace_id,
@@ -110,8 +110,8 @@ class StoreCore {
   };
 
   // session.cc
-  absl::StatusOr<Session*> FindSession(SessionId session);
-  absl::StatusOr<const Session*> FindSession(SessionId session) const;
+  absl::StatusOr<Session*> FindSession(SessionId id);
+  absl::StatusOr<const Session*> FindSession(SessionId id) const;
   absl::Status CheckPrompt(std::string_view context_key, std::span<const uint32_t> tokens) const;
   absl::Status CheckNotDraining(std::string_view what) const;
   Namespace* FindNamespace(const Session& session, std::string_view context_key) const;
@@ -131,7 +131,7 @@ class StoreCore {
   BlockRef RefOf(BlockSlot slot) const;
 
   // lease.cc
-  Lease* FindLease(const Session& session, LeaseId lease);
+  Lease* FindLease(const Session& session, LeaseId id);
   void SetEnd(Lease* lease, absl::Time end);
   void Quarantine(Lease* lease, absl::Time from);
   void DropLease(Lease* lease);
@@ -142,7 +142,7 @@ class StoreCore {
   absl::Status PlanBlock(Publish* publish, const PageKey& key, PageSlots* slots);
   static PerEncoding NeedOf(const Publish& publish);
   absl::Status AllocatePlan(Publish* publish, const PerEncoding& need);
-  absl::StatusOr<Publish*> FindPublish(SessionId session, PublishId publish);
+  absl::StatusOr<Publish*> FindPublish(SessionId session_id, PublishId id);
   absl::StatusOr<std::vector<const WrittenBlock*>> MatchWritten(
       const Publish& publish, std::span<const WrittenBlock> written) const;
   void EndPublish(Publish* publish);

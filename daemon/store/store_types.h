@@ -59,6 +59,7 @@ struct SessionSpec {
 struct PageKey {
   PageIdx page;
   PageEncoding encoding = PageEncoding::kInt2;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 misreads a defaulted <=>.
   friend constexpr auto operator<=>(const PageKey&, const PageKey&) = default;
 };
 

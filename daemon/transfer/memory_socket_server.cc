@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,9 +59,9 @@ void TakeDescriptors(msghdr& message, Packet& packet) {
 
 Received Receive(int connection, Packet& packet) {
   // One byte more than a request, so that a longer packet is seen to be longer.
-  std::array<char, sizeof(MemoryRequest) + 1> buffer;
+  std::array<char, sizeof(MemoryRequest) + 1> buffer{};
   iovec part{buffer.data(), buffer.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxReceivedFds * sizeof(int))> control;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxReceivedFds * sizeof(int))> control{};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -126,8 +127,8 @@ absl::Status CheckRequest(const Packet& packet) {
 }
 
 absl::Status SystemError(std::string_view call, const std::string& path) {
-  return absl::UnavailableError(
-      absl::StrCat("memory socket ", path, ": ", std::string(call), ": ", std::strerror(errno)));
+  return absl::UnavailableError(absl::StrCat("memory socket ", path, ": ", std::string(call), ": ",
+                                             std::generic_category().message(errno)));
 }
 
 }  // namespace
@@ -195,7 +196,7 @@ void MemorySocketServer::Stop() {
 }
 
 void MemorySocketServer::RunThread() {
-  std::array<epoll_event, 64> events;
+  std::array<epoll_event, 64> events{};
   while (true) {
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
     CRUMB_CHECK(count >= 0 || errno == EINTR, "epoll_wait fails by signals only");

@@ -243,10 +243,10 @@ void UcxServer::OnSent(UcxPeerId peer,
 
 void UcxServer::SendChunk(PullSender::Ready ready) {
   const UcxPeerId peer = ready.peer;
-  const absl::Status posted = worker_->Post([this, ready = std::move(ready)]() mutable {
+  const absl::Status posted = worker_->Post([this, peer, ready = std::move(ready)]() mutable {
     const std::span<const std::byte> payload = ready.chunk.bytes().first(ready.bytes);
     const ChunkMessage message = ready.message;
-    worker_->Send(ready.peer, WireBytes(message), payload, UcxSend::kRendezvous,
+    worker_->Send(peer, WireBytes(message), payload, UcxSend::kRendezvous,
                   [this, ready = std::move(ready)](const absl::Status& status) mutable {
                     { const ChunkPool::Chunk given_back = std::move(ready.chunk); }
                     OnSent(ready.peer, ready.message.preamble.request_id, ready.bytes, status);

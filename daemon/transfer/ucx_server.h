@@ -65,6 +65,8 @@ class UcxServer final : public UcxDataPlane, private UcxWorker::Handler {
                                                            const SessionTable& sessions,
                                                            TransferObserver& observer,
                                                            const Clock& clock = Clock::System());
+  UcxServer(const UcxServer&) = delete;
+  UcxServer& operator=(const UcxServer&) = delete;
   ~UcxServer() override;
 
   UcxEndpoint endpoint() const override;

@@ -21,7 +21,7 @@ class StrongId {
   constexpr explicit StrongId(Rep value) : value_(value) {}
 
   constexpr Rep value() const { return value_; }
-  friend constexpr auto operator<=>(StrongId, StrongId) = default;
+  friend constexpr auto operator<=>(StrongId, StrongId) = default;  // NOLINT: tidy misreads <=>.
   template <typename H>
   friend H AbslHashValue(H state, StrongId id) {
     return H::combine(std::move(state), id.value_);
@@ -48,7 +48,7 @@ using PageIdx = StrongId<struct PageIdxTag, uint32_t>;
 struct Digest {
   static constexpr size_t kBytes = 32;
   std::array<uint8_t, kBytes> bytes{};
-
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 misreads a defaulted <=>.
   friend constexpr auto operator<=>(const Digest&, const Digest&) = default;
   template <typename H>
   friend H AbslHashValue(H state, const Digest& digest) {

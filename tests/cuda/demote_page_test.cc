@@ -73,7 +73,7 @@ class DemotePageTest : public testing::Test {
 TEST_F(DemotePageTest, DemotesEachHeadBlockWithItsOwnParameters) {
   const auto image = Image(kHeads);
   std::vector<std::byte> page(profile_->geometry().PageBytes(PageEncoding::kInt2));
-  ASSERT_TRUE(DemotePage(*profile_, 0, kHeads, 640, Bytes(image), page).ok());
+  ASSERT_TRUE(DemotePage(*profile_, {0, kHeads}, 640, Bytes(image), page).ok());
   for (uint32_t head = 0; head < kHeads; ++head) {
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       const size_t block = size_t{head} * kLayers + layer;
@@ -92,10 +92,10 @@ TEST_F(DemotePageTest, DemotesEachHeadBlockWithItsOwnParameters) {
 TEST_F(DemotePageTest, TakesARunOfHeads) {
   const auto image = Image(kHeads);
   std::vector<std::byte> whole(kHeads * kLayers * block_bytes_);
-  ASSERT_TRUE(DemotePage(*profile_, 0, kHeads, 0, Bytes(image), whole).ok());
+  ASSERT_TRUE(DemotePage(*profile_, {0, kHeads}, 0, Bytes(image), whole).ok());
   std::vector<std::byte> second(kLayers * block_bytes_);
   const auto half = Bytes(image).subspan(Bytes(image).size() / 2);
-  ASSERT_TRUE(DemotePage(*profile_, 1, 1, 0, half, second).ok());
+  ASSERT_TRUE(DemotePage(*profile_, {1, 1}, 0, half, second).ok());
   EXPECT_TRUE(std::equal(second.begin(), second.end(),
                          whole.begin() + static_cast<ptrdiff_t>(whole.size() / 2)));
 }
@@ -105,7 +105,7 @@ TEST_F(DemotePageTest, RefusesNanNamingLayerHeadAndPosition) {
   // Layer 2 of head 1: V of token 5 of the page, channel 9.
   image[2 * kBlockElements + kPageTokens * kKeyDim + 5 * kValueDim + 9] = BFloat16{0x7fc0};
   std::vector<std::byte> page(kLayers * block_bytes_);
-  const auto status = DemotePage(*profile_, 1, 1, 640, Bytes(image), page);
+  const auto status = DemotePage(*profile_, {1, 1}, 640, Bytes(image), page);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("V holds nan at layer 2, KV head 1, token 645, channel 9"));
@@ -115,7 +115,7 @@ TEST_F(DemotePageTest, RotatesEachHeadBlockWithItsOwnParameters) {
   const auto plain = Image(kHeads);
   std::vector<BFloat16> stored(plain.size());
   ASSERT_TRUE(
-      RotatePage(*profile_, 0, kHeads, 0, Bytes(plain), std::as_writable_bytes(std::span(stored)))
+      RotatePage(*profile_, {0, kHeads}, 0, Bytes(plain), std::as_writable_bytes(std::span(stored)))
           .ok());
   for (uint32_t head = 0; head < kHeads; ++head) {
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -138,7 +138,7 @@ TEST_F(DemotePageTest, RotationRefusesWhatIsNotFiniteBeforeAndAfter) {
   std::vector<BFloat16> stored(plain.size());
   const auto bytes = std::as_writable_bytes(std::span(stored));
   plain[7] = BFloat16::FromFloat(-std::numeric_limits<float>::infinity());
-  auto status = RotatePage(*profile_, 0, 1, 64, Bytes(plain), bytes);
+  auto status = RotatePage(*profile_, {0, 1}, 64, Bytes(plain), bytes);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("K holds -inf at layer 0, KV head 0, token 64, channel 7"));
@@ -148,7 +148,7 @@ TEST_F(DemotePageTest, RotationRefusesWhatIsNotFiniteBeforeAndAfter) {
     plain[kKeyDim + channel] = BFloat16::FromFloat(3e38f);
   }
   plain[7] = BFloat16{};
-  status = RotatePage(*profile_, 0, 1, 64, Bytes(plain), bytes);
+  status = RotatePage(*profile_, {0, 1}, 64, Bytes(plain), bytes);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("layer 0, KV head 0, token 65"));
 }

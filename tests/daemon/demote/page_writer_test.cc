@@ -49,9 +49,7 @@ class PageWriterTest : public testing::Test {
   }
   std::vector<std::byte> Demoted(PageIdx page, std::span<const std::byte> bf16) const {
     std::vector<std::byte> image(ImageBytes(PageEncoding::kInt2));
-    EXPECT_TRUE(
-        DemotePage(*profile_, kHeads.first, kHeads.count, page.value() * kPageTokens, bf16, image)
-            .ok());
+    EXPECT_TRUE(DemotePage(*profile_, kHeads, page.value() * kPageTokens, bf16, image).ok());
     return image;
   }
 
@@ -152,8 +150,7 @@ TEST_F(PageWriterTest, Bf16IsDemotedWhereOnlyInt2IsMissing) {
 TEST_F(PageWriterTest, PlainBf16IsRotatedFirst) {
   const auto plain = Bf16Image(4);
   std::vector<std::byte> rotated(plain.size());
-  ASSERT_TRUE(
-      RotatePage(*profile_, kHeads.first, kHeads.count, 5 * kPageTokens, plain, rotated).ok());
+  ASSERT_TRUE(RotatePage(*profile_, kHeads, 5 * kPageTokens, plain, rotated).ok());
   const WritableBlock int2 = Missing(5, PageEncoding::kInt2);
   const WritableBlock bf16 = Missing(5, PageEncoding::kBf16);
   const absl::Status status = Write({Stage(5, StagedEncoding::kBf16Plain, plain)}, {int2, bf16});

@@ -19,6 +19,7 @@
 #include "crumb/cuda/cpu_path.h"
 #include "crumb/cuda/profile.h"
 #include "proto/base/bfloat16.h"
+#include "proto/page/head_range.h"
 
 namespace crumb {
 
@@ -31,12 +32,11 @@ absl::Status DemoteHeadBlock(const HeadParameters& head,
                              std::span<std::byte> block,
                              CpuPath path = BestCpuPath());
 
-// KV heads [first_head, first_head + num_heads) of one page: `bf16` holds those heads' BF16 head
-// blocks and `int2` receives their INT2 head blocks, both [kv_head][layer]. Errors as above, also
+// KV heads `heads` of one page, their count written out: `bf16` holds those heads' BF16 head blocks
+// and `int2` receives their INT2 head blocks, both [kv_head][layer]. Errors as above, also
 // naming layer, head and the token's position (`first_token` is the page's).
 absl::Status DemotePage(const Profile& profile,
-                        uint32_t first_head,
-                        uint32_t num_heads,
+                        HeadRange heads,
                         uint32_t first_token,
                         std::span<const std::byte> bf16,
                         std::span<std::byte> int2,
@@ -46,8 +46,7 @@ absl::Status DemotePage(const Profile& profile,
 // form, same heads and order, `plain` and `stored` of equal length and not overlapping. Errors as
 // DemotePage.
 absl::Status RotatePage(const Profile& profile,
-                        uint32_t first_head,
-                        uint32_t num_heads,
+                        HeadRange heads,
                         uint32_t first_token,
                         std::span<const std::byte> plain,
                         std::span<std::byte> stored,
