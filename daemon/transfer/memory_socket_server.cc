@@ -85,7 +85,8 @@ bool Send(int connection, const absl::Status& status, const ChunkFd* chunk) {
   MemoryReply reply;
   reply.status_code = static_cast<uint16_t>(status.raw_code());
   const size_t length = std::min(status.message().size(), reply.message.size() - 1);
-  std::memcpy(reply.message.data(), status.message().data(), length);
+  // Of OK there may be no data at all, which memcpy must not be given.
+  std::copy_n(status.message().data(), length, reply.message.data());
   iovec part{&reply, sizeof(reply)};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr message{};
