@@ -27,7 +27,7 @@ endif()
 # Programs of a tsan build tell the sanitizer what Abseil's mutexes order: see the file.
 if(CRUMB_SANITIZE STREQUAL "thread")
   add_library(crumb_tsan_abseil OBJECT "${PROJECT_SOURCE_DIR}/tests/support/tsan_abseil.cc")
-  target_link_libraries(crumb_tsan_abseil PUBLIC crumb_options absl::synchronization)
+  target_link_libraries(crumb_tsan_abseil PUBLIC crumb_options absl::status absl::synchronization)
 endif()
 
 find_program(CRUMB_MOLD mold)

@@ -14,11 +14,13 @@
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
 #include "absl/base/options.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -248,6 +250,16 @@ bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
     __tsan_acquire(const_cast<Notification*>(this));
   }
   return notified;
+}
+
+// The count of a shared status's users goes down in the library: what each did with it happens
+// before the last one's delete.
+void Status::UnrefNonInlined(uintptr_t rep) {
+  static auto* const original = Original<void(uintptr_t)>("6Status15UnrefNonInlinedEm");
+  void* const shared = reinterpret_cast<void*>(rep & ~uintptr_t{3});
+  __tsan_release(shared);
+  __tsan_acquire(shared);
+  original(rep);
 }
 
 ABSL_NAMESPACE_END

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
@@ -115,6 +116,16 @@ TEST(TsanAbseilTest, WhatStandsBeforeANotificationIsSeenBehindIt) {
     done.WaitForNotification();
     EXPECT_EQ(value, round);
     writer.join();
+  }
+}
+
+TEST(TsanAbseilTest, AStatusIsDeletedBehindItsLastReader) {
+  for (int round = 0; round < kRounds / 10; ++round) {
+    auto status = std::make_unique<absl::Status>(absl::InternalError("shared by two threads"));
+    std::thread reader([copy = *status] { EXPECT_EQ(copy.message().size(), 21U); });
+    EXPECT_EQ(status->message().size(), 21U);
+    status.reset();
+    reader.join();
   }
 }
 
