@@ -13,9 +13,12 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -300,7 +303,12 @@ TEST_F(MemorySocketTest, DescriptorsOfRefusedRequestsDoNotStayOpen) {
   for (int round = 0; round < 20; ++round) {
     ASSERT_TRUE(peer.Ask(Request(MemoryOp::kGetChunk, 99999), fds).has_value());
   }
-  EXPECT_EQ(open_here(), before);
+  // The server answers first and closes then: the last request's may still be open for a moment.
+  for (const absl::Time end = absl::Now() + absl::Seconds(10);
+       open_here() > before && absl::Now() < end;) {
+    std::this_thread::yield();
+  }
+  EXPECT_LE(open_here(), before);
 }
 
 TEST_F(MemorySocketTest, PeerThatNeverReadsIsClosedAndHoldsNoOneUp) {
