@@ -15,6 +15,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/version.h"
 #include "proto/crumb/v1/cache.grpc.pb.h"
 
 namespace crumb {
@@ -22,7 +23,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens travel as they lie in memory");
 
-constexpr char kLibraryVersion[] = "0.1.0";
 // A page table of a prompt of 1,048,576 tokens has some 700 KB.
 constexpr int kMaxReplyBytes = 16 << 20;
 
@@ -222,7 +222,7 @@ absl::StatusOr<AttachedSession> GrpcControlPlane::Attach(const AttachParams& par
   request.set_profile_id(PackDigest(params.profile->id()));
   request.mutable_heads()->set_first(params.heads.first);
   request.mutable_heads()->set_count(params.heads.count);
-  request.set_library_version(kLibraryVersion);
+  request.set_library_version(kCrumbVersion);
   v1::AttachReply reply;
   absl::Status status = OpenStream(request, &reply);
   if (status.code() == absl::StatusCode::kNotFound) {  // The profile is new to the daemon.
