@@ -11,7 +11,8 @@ FUZZ_SECONDS ?= 300
 
 MODEL   := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 PROFILE := deploy/profiles/smollm2-135m-instruct.safetensors
-# Token ids of texts, as a NumPy archive with the keys calib and eval, 4,096 ids a text.
+# Token ids of texts, as a NumPy archive with the keys calib and eval, 4,096 ids a text. Only the
+# targets accuracy and profile read it; give another with ACCURACY_TOKENS=FILE.npz.
 ACCURACY_TOKENS ?= ../shared/data/accuracy/tokens_smollm2.npz
 ACCURACY_TEXTS ?= 1
 
