@@ -6,6 +6,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "proto/base/crc32c.h"
 #include "proto/base/status_macros.h"
@@ -220,11 +221,19 @@ absl::Status Publisher::SendOverUcx(std::span<const PlannedPage> pages,
 }
 
 absl::Status Publisher::Commit(const CommitParams& params, absl::Time deadline) {
-  CRUMB_ASSIGN_OR_RETURN(const CommitCounts counts,
-                         session_->control().CommitPublish(params, deadline));
-  result_.pages_added += counts.pages_added;
+  absl::StatusOr<CommitCounts> counts = session_->control().CommitPublish(params, deadline);
+  absl::Duration backoff = options_.first_backoff;
+  // What was handed over stays with the daemon, so the commit alone is repeated.
+  while (absl::IsResourceExhausted(counts.status()) && clock_.Now() + backoff < deadline) {
+    // sleeps: the back-off itself; the daemon has no way to say that its queue has room.
+    absl::SleepFor(backoff);
+    backoff = std::min(2 * backoff, options_.max_backoff);
+    counts = session_->control().CommitPublish(params, deadline);
+  }
+  CRUMB_RETURN_IF_ERROR(counts.status());
+  result_.pages_added += counts->pages_added;
   // The last step counts what the steps before it added as present.
-  result_.pages_present = counts.pages_present;
+  result_.pages_present = counts->pages_present;
   return absl::OkStatus();
 }
 

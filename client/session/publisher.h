@@ -42,6 +42,10 @@ class Publisher {
   struct Options {
     // Of one step. At most kMaxStagingBytes; smaller costs more round trips, larger more memory.
     size_t max_step_bytes = size_t{256} << 20;
+    // A commit that finds the daemon's demotion queue full is repeated, until the deadline, after
+    // this long at first and twice as long each time, up to max_backoff.
+    absl::Duration first_backoff = absl::Milliseconds(10);
+    absl::Duration max_backoff = absl::Milliseconds(250);
   };
 
   Publisher(const Options& options,
@@ -79,6 +83,7 @@ class Publisher {
                            absl::Time deadline,
                            std::vector<std::byte>& buffer,
                            CommitParams& params);
+  // RESOURCE_EXHAUSTED: the daemon's demotion queue was full until the deadline.
   absl::Status Commit(const CommitParams& params, absl::Time deadline);
   size_t PageBytes(PageEncoding encoding) const;
   size_t TotalBytes(std::span<const PlannedPage> plan) const;

@@ -31,8 +31,11 @@ absl::Status DemotePool::Submit(std::unique_ptr<DemoteJob> job) {
   }
   if (num_jobs_ >= options_.max_jobs) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        num_jobs_, " publishes are being written, and [demote] queue allows ", options_.max_jobs,
-        " (on ", options_.num_threads, " threads): go on without publishing, or try again later"));
+        "the demotion queue is full: ", num_jobs_,
+        " publishes wait or are being written (threads: ", options_.num_threads,
+        "), and [demote] queue is ", options_.max_jobs,
+        ". What was staged stays: repeat the commit later, or abort and go on without; raise "
+        "[demote] threads or queue if this lasts"));
   }
   ++num_jobs_;
   queue_.push_back(std::move(state));

@@ -135,8 +135,9 @@ grpc::ServerUnaryReactor* CacheService::CommitPublish(grpc::CallbackServerContex
   const SessionId session(request->session_id());
   const PublishId publish(request->publish_id());
   absl::Status status = StartCommit(
-      *request, [unary, reply, session, publish](const absl::StatusOr<CommitResult>& result) {
+      *request, [this, unary, reply, session, publish](const absl::StatusOr<CommitResult>& result) {
         if (result.ok()) {
+          DropStaging(session, publish);  // Not before: who was refused repeats just the commit.
           reply->set_pages_added(result->pages_added);
           reply->set_pages_present(result->pages_present);
         } else {
@@ -172,7 +173,7 @@ absl::Status CacheService::StartCommit(const v1::CommitPublishRequest& request,
             "staging is STAGING_UCX, but this daemon does not offer UCX ([ucx] enabled): stage in "
             "a memfd");
       }
-      CRUMB_ASSIGN_OR_RETURN(memory, context_.ucx->TakeStaging(session->id, publish));
+      CRUMB_ASSIGN_OR_RETURN(memory, context_.ucx->Staging(session->id, publish));
       break;
     }
     default:
@@ -188,14 +189,18 @@ absl::Status CacheService::StartCommit(const v1::CommitPublishRequest& request,
   return context_.pool.Submit(std::move(job));
 }
 
+void CacheService::DropStaging(SessionId session, PublishId publish) {
+  if (context_.ucx != nullptr) {
+    context_.ucx->DropStaging(session, publish);
+  }
+}
+
 grpc::ServerUnaryReactor* CacheService::AbortPublish(grpc::CallbackServerContext* call,
                                                      const v1::AbortPublishRequest* request,
                                                      v1::AbortPublishReply* /*reply*/) {
   const SessionId session(request->session_id());
   const PublishId publish(request->publish_id());
-  if (context_.ucx != nullptr) {
-    context_.ucx->DropStaging(session, publish);
-  }
+  DropStaging(session, publish);
   return UnaryCall(context_, call, RpcMethod::kAbortPublish)
       .Finish(context_.store.AbortPublish(session, publish));
 }

@@ -52,6 +52,8 @@ class CacheService : public v1::Cache::CallbackService {
   absl::Status DoRenewLeases(const v1::RenewLeasesRequest& request, v1::RenewLeasesReply& reply);
   // Answers from the pool, by `done`, if OK.
   absl::Status StartCommit(const v1::CommitPublishRequest& request, PublishJob::Done done);
+  // What came over UCX for a publish that has ended.
+  void DropStaging(SessionId session, PublishId publish);
   uint32_t lease_ms() const;
 
   RpcContext& context_;

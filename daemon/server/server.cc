@@ -254,4 +254,8 @@ PageStore& Server::store() {
   return *impl_->store_;
 }
 
+DemotePool& Server::demote_pool() {
+  return *impl_->pool_;
+}
+
 }  // namespace crumb

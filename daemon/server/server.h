@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "daemon/demote/demote_pool.h"
 #include "daemon/server/config.h"
 #include "daemon/store/page_store.h"
 #include "proto/base/clock.h"
@@ -41,6 +42,7 @@ class Server {
   // In words: which data planes are offered, and why others are not.
   const std::vector<std::string>& data_planes() const;
   PageStore& store();
+  DemotePool& demote_pool();
 
  private:
   class Impl;

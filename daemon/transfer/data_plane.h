@@ -39,14 +39,14 @@ struct UcxEndpoint {
 class UcxDataPlane : public DataPlaneServer {
  public:
   virtual UcxEndpoint endpoint() const = 0;
-  // The memory that a publish was sent to, for its commit; it is the caller's from then on.
-  // shared: as StagingMemory says.
+  // The memory that a publish was sent to, for its commit. It stays there for another attempt until
+  // DropStaging, and is valid beyond that for who holds it.
   // FAILED_PRECONDITION: nothing was sent, or bytes are missing. Any thread; does not block.
   // shared: see StagingMemory.
-  virtual absl::StatusOr<std::shared_ptr<const StagingMemory>> TakeStaging(SessionId session,
-                                                                           PublishId publish) = 0;
-  // Drops what a session, or one publish of it, has sent and has not committed. Any thread; does
-  // not block.
+  virtual absl::StatusOr<std::shared_ptr<const StagingMemory>> Staging(SessionId session,
+                                                                       PublishId publish) = 0;
+  // Drops what a session, or one publish of it, has sent: its end, or the publish's. Any thread;
+  // does not block.
   virtual void DropStaging(SessionId session) = 0;
   virtual void DropStaging(SessionId session, PublishId publish) = 0;
 };

@@ -105,13 +105,18 @@ void StageArea::Tick(absl::Time now) {
   }
 }
 
-absl::StatusOr<std::shared_ptr<const StagingMemory>> StageArea::Take(SessionId session,
+absl::StatusOr<std::shared_ptr<const StagingMemory>> StageArea::Find(SessionId session,
                                                                      PublishId publish) {
+  const absl::Time now = clock_.Now();
   const absl::MutexLock lock(&mutex_);
   const auto found = regions_.find({session, publish});
   if (found == regions_.end()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "publish ", publish.value(), ": no pages have come over UCX; send them before the commit"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("publish ", publish.value(),
+                     ": nothing is here that came over UCX: it was committed, aborted or "
+                     "left alone for ",
+                     absl::FormatDuration(options_.max_idle),
+                     ", or nothing was sent; send its pages before the commit"));
   }
   const std::shared_ptr<Region> region = found->second;
   const std::span<const std::byte> bytes = region->memory_.bytes().first(region->landed_bytes_);
@@ -120,7 +125,7 @@ absl::StatusOr<std::shared_ptr<const StagingMemory>> StageArea::Take(SessionId s
         "publish ", publish.value(), ": ", region->landed_bytes_, " of ", region->announced_bytes_,
         " bytes have come over UCX; wait for the daemon's answer"));
   }
-  regions_.erase(found);
+  region->touched_at_ = now;
   // The region lives until the memory is released.
   return std::make_shared<const StagingMemory>(bytes, [region] {});
 }

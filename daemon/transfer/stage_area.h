@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that UCX fills with the pages of unfinished publishes, one piece for each, until their
-// commits take it. Private to the daemon: unlike a staging memfd, no engine can change it.
+// Memory that UCX fills with the pages of unfinished publishes, one piece for each, until they end.
+// A commit that was refused finds them there again. Private to the daemon: unlike a staging memfd,
+// no engine can change what has landed.
 //
 // Thread-safe.
 #pragma once
@@ -33,7 +34,7 @@ class StageArea {
   struct Options {
     size_t max_bytes = size_t{4} << 30;  // Of all publishes together.
     uint32_t max_publishes = 256;
-    // Publishes that are neither added to nor taken for this long are dropped.
+    // Publishes that are neither added to nor committed for this long are dropped.
     absl::Duration max_idle = absl::Minutes(2);
   };
 
@@ -80,8 +81,9 @@ class StageArea {
   // Drops what has been idle for too long.
   void Tick(absl::Time now);
 
-  // Hands the publish's bytes over, once. FAILED_PRECONDITION: not all have come, or none.
-  absl::StatusOr<std::shared_ptr<const StagingMemory>> Take(SessionId session, PublishId publish);
+  // The publish's bytes, for a commit; valid as long as they are held, even if dropped meanwhile.
+  // FAILED_PRECONDITION: not all have come, or none.
+  absl::StatusOr<std::shared_ptr<const StagingMemory>> Find(SessionId session, PublishId publish);
 
   size_t used_bytes() const { return *used_bytes_; }
 

@@ -94,9 +94,9 @@ std::string UcxServer::Description() const {
 }
 
 // shared: see StagingMemory.
-absl::StatusOr<std::shared_ptr<const StagingMemory>> UcxServer::TakeStaging(SessionId session,
-                                                                            PublishId publish) {
-  return staging_.Take(session, publish);
+absl::StatusOr<std::shared_ptr<const StagingMemory>> UcxServer::Staging(SessionId session,
+                                                                        PublishId publish) {
+  return staging_.Find(session, publish);
 }
 
 void UcxServer::DropStaging(SessionId session) {

@@ -71,8 +71,8 @@ class UcxServer final : public UcxDataPlane, private UcxWorker::Handler {
 
   UcxEndpoint endpoint() const override;
   // shared: see StagingMemory.
-  absl::StatusOr<std::shared_ptr<const StagingMemory>> TakeStaging(SessionId session,
-                                                                   PublishId publish) override;
+  absl::StatusOr<std::shared_ptr<const StagingMemory>> Staging(SessionId session,
+                                                               PublishId publish) override;
   void DropStaging(SessionId session) override;
   void DropStaging(SessionId session, PublishId publish) override;
   const UcxServerStats& stats() const { return stats_; }

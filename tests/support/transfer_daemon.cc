@@ -12,6 +12,7 @@
 //   evict                       -> ok: everything that is not held
 //   corrupt SALT PAGE           -> ok: one byte of the page's memory is flipped
 //   staged SESSION PUBLISH      -> staged BYTES CRC | refused WHY
+//   unstage SESSION PUBLISH     -> ok
 //   stats                       -> stats PULLS PEERS REFUSED HELD_PAGES STAGING_BYTES SENT_BYTES
 //                                      PULLED PUSHED
 //   quit
@@ -151,6 +152,10 @@ class Daemon {
     if (command == "staged") {
       return Staged(SessionId(a), PublishId(b));
     }
+    if (command == "unstage") {
+      server_->DropStaging(SessionId(a), PublishId(b));
+      return "ok";
+    }
     if (command == "stats") {
       const UcxServerStats& stats = server_->stats();
       return absl::StrCat("stats ", stats.pulls.load(), " ", stats.peers.load(), " ",
@@ -238,7 +243,7 @@ class Daemon {
   }
 
   std::string Staged(SessionId session, PublishId publish) {
-    const auto staging = server_->TakeStaging(session, publish);
+    const auto staging = server_->Staging(session, publish);
     if (!staging.ok()) {
       return absl::StrCat("refused ", staging.status().message());
     }

@@ -56,6 +56,9 @@ class FakeControlPlane : public ControlPlane {
   }
   absl::StatusOr<CommitCounts> CommitPublish(const CommitParams& params, absl::Time) override {
     commits_.push_back(params);
+    if (commits_.size() <= busy_commits_) {
+      return absl::ResourceExhaustedError("the demotion queue is full");
+    }
     if (!commit_status_.ok()) {
       return commit_status_;
     }
@@ -73,6 +76,7 @@ class FakeControlPlane : public ControlPlane {
   std::vector<CommitParams> commits_;
   std::vector<uint64_t> aborted_;
   absl::Status commit_status_;
+  size_t busy_commits_ = 0;  // So many find the queue full.
   uint32_t committed_pages_ = 0;
 };
 
@@ -95,9 +99,10 @@ class PublishStepsTest : public testing::Test {
   }
   static absl::Time Soon() { return Clock::System().Now() + absl::Seconds(10); }
 
-  absl::StatusOr<PublishResult> Run(size_t max_step_bytes) {
-    return Publisher({.max_step_bytes = max_step_bytes}, session_, *sequence_, Clock::System())
-        .Run("", tokens_, Soon());
+  absl::StatusOr<PublishResult> Run(size_t max_step_bytes, absl::Time deadline = Soon()) {
+    return Publisher({.max_step_bytes = max_step_bytes, .first_backoff = absl::Milliseconds(1)},
+                     session_, *sequence_, Clock::System())
+        .Run("", tokens_, deadline);
   }
   std::vector<std::byte> Export(const StagedImage& staged) const {
     std::vector<std::byte> image(profile_->geometry().PageBytes(staged.encoding));
@@ -163,6 +168,27 @@ TEST_F(PublishStepsTest, FailedCommitIsAbortedAndItsStagingReused) {
   control_->commit_status_ = absl::OkStatus();
   EXPECT_TRUE(Run(size_t{1} << 30).ok());
   EXPECT_EQ(arena_.num_requests(), 1) << "the answer says that the daemon is done with it";
+}
+
+TEST_F(PublishStepsTest, CommitThatFindsTheQueueFullIsRepeatedAlone) {
+  control_->busy_commits_ = 3;
+  const auto result = Run(size_t{1} << 30);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->pages_added, 8u);
+  EXPECT_THAT(control_->begun_, ElementsAre(8u)) << "begun once";
+  ASSERT_EQ(control_->commits_.size(), 4u);
+  EXPECT_EQ(control_->commits_[0].publish, control_->commits_[3].publish);
+  EXPECT_EQ(control_->commits_[3].staged.size(), 8u);
+  EXPECT_TRUE(control_->aborted_.empty());
+}
+
+TEST_F(PublishStepsTest, QueueThatStaysFullIsToldAtTheDeadlineAndThePublishAborted) {
+  control_->busy_commits_ = SIZE_MAX;
+  const absl::Status status =
+      Run(size_t{1} << 30, Clock::System().Now() + absl::Milliseconds(50)).status();
+  EXPECT_EQ(status, absl::ResourceExhaustedError("the demotion queue is full"));
+  EXPECT_GE(control_->commits_.size(), 2u);
+  EXPECT_THAT(control_->aborted_, ElementsAre(1u));
 }
 
 TEST_F(PublishStepsTest, StagingIsNotWrittenAgainAfterACommitWithoutAnAnswer) {

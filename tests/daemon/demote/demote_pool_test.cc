@@ -138,9 +138,9 @@ TEST_F(DemotePoolTest, OneJobTooManyIsRefusedWithTheNumbersAndNeverRun) {
   ASSERT_TRUE(pool.Submit(Job("b", 1)).ok());
   const absl::Status refused = pool.Submit(Job("c", 1));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("2 publishes"), HasSubstr("[demote] queue allows 2"),
-                    HasSubstr("on 1 threads")));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("2 publishes"), HasSubstr("[demote] queue is 2"), HasSubstr("threads: 1")));
   EXPECT_EQ(pool.num_jobs(), 2u);
   gate_.Notify();
   WaitUntilIdle(pool);

@@ -133,7 +133,9 @@ class TestEngine {
 
 class RpcTest : public testing::Test {
  protected:
-  RpcTest() {
+  RpcTest() : RpcTest([](Config&) {}) {}
+  // Of a daemon whose configuration `adjust` has changed.
+  explicit RpcTest(void (*adjust)(Config& config)) {
     std::filesystem::create_directory(directory_);
     Config config;
     config.unix_socket = directory_ / "crumbd.sock";
@@ -141,6 +143,7 @@ class RpcTest : public testing::Test {
     config.store.capacity_bytes = size_t{64} << 20;
     config.store.chunk_bytes = size_t{1} << 20;
     config.demote.num_threads = 2;
+    adjust(config);
     InitLog(LogLevel::kOff, LogFormat::kText);
     auto server = Server::Start(config, Clock::System());
     EXPECT_TRUE(server.ok()) << server.status();
@@ -188,8 +191,10 @@ class RpcTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return reply;
   }
-  // Stages the BF16 rows of every page that is missing in either encoding.
-  v1::CommitPublishRequest Stage(TestEngine& engine, const v1::BeginPublishReply& plan) const {
+  // The BF16 rows of every page that is missing in either encoding, and the commit that names them.
+  v1::CommitPublishRequest Prepare(const TestEngine& engine,
+                                   const v1::BeginPublishReply& plan,
+                                   std::vector<std::byte>* staging) const {
     v1::CommitPublishRequest request;
     request.set_session_id(engine.session());
     request.set_publish_id(plan.publish_id());
@@ -198,20 +203,25 @@ class RpcTest : public testing::Test {
     std::sort(pages.begin(), pages.end());
     pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
     const Geometry& geometry = profile_->geometry();
-    std::vector<std::byte> staging;
     for (const uint32_t page : pages) {
       v1::StagedPage& staged = *request.add_staged();
       staged.set_page_idx(page);
       staged.set_encoding(v1::ENCODING_BF16);
-      staged.set_staging_offset(staging.size());
+      staged.set_staging_offset(staging->size());
       const std::vector<BFloat16> rows = Rows(page);
       const auto bytes = std::as_bytes(std::span(rows));
       const size_t head_bytes = geometry.HeadRangeBytes(PageEncoding::kBf16);
       for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
         staged.add_head_crc32c(Crc32c(bytes.subspan(head * head_bytes, head_bytes)));
       }
-      staging.insert(staging.end(), bytes.begin(), bytes.end());
+      staging->insert(staging->end(), bytes.begin(), bytes.end());
     }
+    return request;
+  }
+  // As Prepare, and hands them over in a memfd.
+  v1::CommitPublishRequest Stage(TestEngine& engine, const v1::BeginPublishReply& plan) const {
+    std::vector<std::byte> staging;
+    v1::CommitPublishRequest request = Prepare(engine, plan, &staging);
     engine.GiveStaging(staging);
     return request;
   }

@@ -311,9 +311,13 @@ TEST_P(UcxServerTest, PublishedBytesReachStagingInOrderOverSeveralCalls) {
   std::vector<std::byte> all = first;
   all.insert(all.end(), 5000, std::byte{9});
   all.insert(all.end(), first.begin(), first.end());
-  const std::string take = absl::StrCat("staged ", session_.id.value(), " 77");
-  EXPECT_EQ(daemon_->Ask(take), absl::StrCat("staged 205000 ", Crc32c(all)));
-  EXPECT_THAT(daemon_->Ask(take), HasSubstr("refused"));
+  const std::string publish = absl::StrCat(session_.id.value(), " 77");
+  for (int commit = 0; commit < 2; ++commit) {
+    EXPECT_EQ(daemon_->Ask(absl::StrCat("staged ", publish)),
+              absl::StrCat("staged 205000 ", Crc32c(all)));
+  }
+  daemon_->Ask(absl::StrCat("unstage ", publish));
+  EXPECT_THAT(daemon_->Ask(absl::StrCat("staged ", publish)), HasSubstr("refused"));
   ExpectNothingStaged();
   EXPECT_EQ(daemon_->GetStats().pushed, 2u);
 }
