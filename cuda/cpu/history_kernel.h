@@ -13,6 +13,9 @@
 // has as much as kFineShare of the probability so far is read with digit 0 of q and eight bits of
 // p * scale_v. See docs/decisions/0020-digits-by-share.md for what that costs.
 //
+// Cache lines of a page to come are asked for along the way, its key codes while keys are
+// multiplied, its metadata while weights are made, its value codes while values are multiplied.
+//
 // Odd pairs of bits are masked in place, not shifted: they enter four times too large, which their
 // scale takes back.
 #pragma once
@@ -75,17 +78,18 @@ class HistoryKernel {
                          const TransposedPage& page,
                          const FixedQueries& queries,
                          size_t num_rows,
+                         const std::byte* ahead,
                          ChunkState& state,
                          float* outputs) {
     switch (num_rows) {
       case 1:
-        return AttendRows<1>(key_dim, value_dim, page, queries, state, outputs);
+        return AttendRows<1>(key_dim, value_dim, page, queries, ahead, state, outputs);
       case 2:
-        return AttendRows<2>(key_dim, value_dim, page, queries, state, outputs);
+        return AttendRows<2>(key_dim, value_dim, page, queries, ahead, state, outputs);
       case 3:
-        return AttendRows<3>(key_dim, value_dim, page, queries, state, outputs);
+        return AttendRows<3>(key_dim, value_dim, page, queries, ahead, state, outputs);
       default:
-        return AttendRows<kChunkRows>(key_dim, value_dim, page, queries, state, outputs);
+        return AttendRows<kChunkRows>(key_dim, value_dim, page, queries, ahead, state, outputs);
     }
   }
 
@@ -95,20 +99,22 @@ class HistoryKernel {
                          size_t value_dim,
                          const TransposedPage& page,
                          const FixedQueries& queries,
+                         const std::byte* ahead,
                          ChunkState& state,
                          float* outputs) {
     Work work;  // NOLINT(cppcoreguidelines-pro-type-member-init): written before it is read.
-    MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[0], false, work);
+    MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[0], false, ahead, work);
     MakeScores<kRows>(page, queries, 0, work);
     const bool fine = AnyShareAbove<kRows>(kFineShare, state, work);
     if (fine) {
-      MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[1], true, work);
+      MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[1], true, ahead, work);
       MakeScores<kRows>(page, queries, 1, work);
     }
-    MakeWeights<kRows>(page, fine, state, work);
+    MakeWeights<kRows>(page, fine, ahead + 16 * (key_dim + value_dim), state, work);
     const size_t num_tiles = NumValueTiles(value_dim);
     for (size_t tile = 0; tile < num_tiles; tile += kTiles) {
-      MultiplyValues<kRows>(page.values + tile * kTileWords, fine ? 2 : 1, work,
+      MultiplyValues<kRows>(page.values + tile * kTileWords, fine ? 2 : 1,
+                            ahead + 16 * key_dim + 512 * tile, work,
                             outputs + tile * kValueTileChannels, PaddedValueDim(value_dim));
     }
   }
@@ -200,8 +206,12 @@ class HistoryKernel {
   // products[row][position] (* 256 if `add`) += digit . code.
   template <size_t kRows>
   // NOLINTNEXTLINE(readability-function-size): loops over registers.
-  static void MultiplyKeys(
-      const uint32_t* keys, size_t num_words, const int32_t* digits, bool add, Work& work) {
+  static void MultiplyKeys(const uint32_t* keys,
+                           size_t num_words,
+                           const int32_t* digits,
+                           bool add,
+                           const std::byte* ahead,
+                           Work& work) {
     const Int low = Simd::SetInt(0x03030303);
     const Int high = Simd::SetInt(0x0c0c0c0c);
     for (size_t position = 0; position < 32; position += kSets * kLanes) {
@@ -217,6 +227,7 @@ class HistoryKernel {
       }
       for (size_t word = 0; word < num_words; ++word) {
         const int32_t* q = digits + word * 2 * kChunkRows;
+        Prefetch(ahead + 128 * word, 2);
 #pragma GCC unroll 2
         for (size_t set = 0; set < kSets; ++set) {
           const Int x = Simd::LoadInt(keys + word * 32 + position + set * kLanes);
@@ -283,7 +294,11 @@ class HistoryKernel {
 
   // Probabilities against the new maximum; their sums into the state, their digits into work.
   template <size_t kRows>
-  static void MakeWeights(const TransposedPage& page, bool fine, ChunkState& state, Work& work) {
+  static void MakeWeights(const TransposedPage& page,
+                          bool fine,
+                          const std::byte* ahead,
+                          ChunkState& state,
+                          Work& work) {
     const Float old_max = Simd::Load(state.max);
     const Float max = Simd::Max(old_max, Simd::Load(work.highest));
     const Float decay = Simd::Exp2(Simd::Sub(old_max, max));
@@ -299,6 +314,7 @@ class HistoryKernel {
     for (size_t row = 0; row < kRows; ++row) {
       const Float row_max = Simd::Set(state.max[row]);
       const Float units = Simd::Set(units_per_weight[row]);
+      Prefetch(ahead + 128 * row, 2);
       Float sum = Simd::Zero();
       Float offset = Simd::Zero();
 #pragma GCC unroll 4
@@ -324,8 +340,12 @@ class HistoryKernel {
   // outputs[row][tile channels] = outputs * decay + weights . codes, for kTiles tiles.
   template <size_t kRows>
   // NOLINTNEXTLINE(readability-function-size): loops over registers.
-  static void MultiplyValues(
-      const uint32_t* values, size_t num_digits, const Work& work, float* outputs, size_t stride) {
+  static void MultiplyValues(const uint32_t* values,
+                             size_t num_digits,
+                             const std::byte* ahead,
+                             const Work& work,
+                             float* outputs,
+                             size_t stride) {
     const Int low = Simd::SetInt(0x03030303);
     const Int high = Simd::SetInt(0x0c0c0c0c);
     for (size_t lane = 0; lane < 16; lane += kLanes) {
@@ -341,6 +361,7 @@ class HistoryKernel {
       for (size_t digit = 0; digit < num_digits; ++digit) {
         for (size_t i = 0; i < 8; ++i) {  // 4 * kk + t
           const size_t at = i / 4 * 32 + i % 4 * 4;
+          Prefetch(ahead + 64 * kTiles * i, kTiles);
 #pragma GCC unroll 2
           for (size_t tile = 0; tile < kTiles; ++tile) {
             const Int x = Simd::LoadInt(values + tile * kTileWords + i * 16 + lane);
@@ -386,6 +407,13 @@ class HistoryKernel {
           }
         }
       }
+    }
+  }
+
+  // To the second cache: the first one is full.
+  static void Prefetch(const std::byte* at, size_t num_lines) {
+    for (size_t i = 0; i < num_lines; ++i) {
+      __builtin_prefetch(at + 64 * i, 0, 2);
     }
   }
 

@@ -88,9 +88,15 @@ const cpu::SplitAttentionFunctions& FunctionsOf(CpuPath path) {
   return cpu::PortableSplitAttentionFunctions();
 }
 
-// Pages lie anywhere in memory, so no stream is there for the processor to see: each is asked for
-// while this many before it are worked on.
-constexpr size_t kPrefetchDistance = 4;
+// Pages lie anywhere in memory, so no stream is there for the processor to see. They are asked for
+// in two steps. Their addresses are translated a batch at a time: a prefetch whose translation is
+// not at hand holds up the instructions behind it, but several wait side by side. Their lines are
+// fetched by the kernel, which spreads them over the work on the page kPagesAhead before: together
+// they would fill the queue of misses. Measured on a Zen 4 core with 4 KiB pages of memory: 1.03 us
+// a page with a burst of prefetches, 0.96 spread, 0.65 spread and translated 8 to 32 pages at once.
+constexpr size_t kPagesAhead = 2;
+constexpr size_t kTranslationBatch = 16;
+constexpr size_t kMemoryPage = 4096;
 
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
@@ -140,13 +146,16 @@ class FastAttention {
     cpu::TransposedPage page{};
     page.keys = words[0].words;
     page.values = words[key_dim / 4].words;
-    for (size_t i = 0; i < params_.history.size(); ++i) {
-      if (i + kPrefetchDistance < params_.history.size()) {
-        Prefetch(params_.history[i + kPrefetchDistance]);
+    const size_t last = params_.history.size() - 1;
+    TranslateAhead(0);
+    for (size_t i = 0; i <= last; ++i) {
+      if (i % kTranslationBatch == 0) {
+        TranslateAhead(i + kTranslationBatch);
       }
+      const std::byte* ahead = params_.history[std::min(i + kPagesAhead, last)];
       functions_.transpose(key_dim, value_dim, params_.history[i], page);
       for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
-        functions_.attend_page(key_dim, value_dim, page, queries[chunk], RowsOfChunk(chunk),
+        functions_.attend_page(key_dim, value_dim, page, queries[chunk], RowsOfChunk(chunk), ahead,
                                states_[chunk], outputs.data() + chunk * outputs_of_chunk);
       }
     }
@@ -161,11 +170,17 @@ class FastAttention {
     }
   }
 
-  void Prefetch(const std::byte* block) const {
+  // Of kTranslationBatch pages from `first` on.
+  void TranslateAhead(size_t first) const {
     const size_t bytes = Int2HeadBlock{params_.key_dim, params_.value_dim}.bytes();
-    for (size_t at = 0; at < bytes; at += sizeof(CacheLine)) {
-      __builtin_prefetch(block + at, 0, 2);  // To the second cache: the first one is full.
+    const size_t end = std::min(first + kTranslationBatch, params_.history.size());
+    for (size_t i = first; i < end; ++i) {
+      for (size_t at = 0; at < bytes; at += kMemoryPage) {
+        __builtin_prefetch(params_.history[i] + at, 0, 2);
+      }
+      __builtin_prefetch(params_.history[i] + bytes - 1, 0, 2);
     }
+    asm volatile("");  // Or GCC 12 finds that this function does nothing, and drops the call.
   }
 
   // The chunk's queries as integers of at most kMaxInteger, in two signed digits.

@@ -88,12 +88,14 @@ inline constexpr size_t kWindowTile = 64;
 // One instruction set's kernels.
 struct SplitAttentionFunctions {
   void (*transpose)(size_t key_dim, size_t value_dim, const std::byte* block, TransposedPage& page);
-  // Adds one page to the first num_rows rows of a chunk.
+  // Adds one page to the first num_rows rows of a chunk, and meanwhile fetches the cache lines of
+  // the head block at `ahead`.
   void (*attend_page)(size_t key_dim,
                       size_t value_dim,
                       const TransposedPage& page,
                       const FixedQueries& queries,
                       size_t num_rows,
+                      const std::byte* ahead,
                       ChunkState& state,
                       float* outputs);
   // Adds a tile of a BF16 segment to a chunk's rows; a row that sees none of it is left alone.
