@@ -33,19 +33,13 @@ struct NonFinite {
 std::optional<NonFinite> FindNonFinite(Operand operand,
                                        std::span<const BFloat16> rows,
                                        uint32_t dim) {
-  for (uint32_t token = 0; token < kPageTokens; ++token) {
-    const BFloat16* row = rows.data() + size_t{token} * dim;
-    bool finite = true;
-    for (uint32_t channel = 0; channel < dim; ++channel) {  // Without a branch: it vectorises.
-      finite &= row[channel].IsFinite();
-    }
-    for (uint32_t channel = 0; !finite; ++channel) {
-      if (!row[channel].IsFinite()) {
-        return NonFinite{operand, token, channel, row[channel].ToFloat()};
-      }
-    }
+  if (AllFinite(rows.data(), rows.size())) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  const auto bad =
+      std::find_if(rows.begin(), rows.end(), [](BFloat16 value) { return !value.IsFinite(); });
+  const auto at = static_cast<uint32_t>(bad - rows.begin());
+  return NonFinite{operand, at / dim, at % dim, bad->ToFloat()};
 }
 
 std::optional<NonFinite> FindNonFinite(const HeadParameters& head,

@@ -18,7 +18,7 @@
 
 namespace crumb {
 
-// Buffers of one pool thread, kept from page to page: at most two BF16 images of a page.
+// Buffers of one pool thread, kept from page to page: at most the BF16 rows of one KV head each.
 struct DemoteScratch {
   std::vector<std::byte> incoming;
   std::vector<std::byte> stored;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -81,22 +82,24 @@ absl::Status CheckOrder(const StagedPage& before, const StagedPage& staged) {
   return absl::OkStatus();
 }
 
-// Copies the image to `target` and compares what was copied with the checksums that came with it.
-absl::Status CopyChecked(const PageOwner& owner,
-                         const StagedPage& staged,
-                         std::span<const std::byte> staging,
-                         std::span<std::byte> target) {
-  const size_t head_bytes =
-      owner.profile.geometry().HeadRangeBytes(StoredEncoding(staged.encoding));
-  for (uint32_t i = 0; i < owner.heads.count; ++i) {
-    const uint32_t crc = CopyWithCrc32c(staging.subspan(staged.offset + i * head_bytes, head_bytes),
-                                        target.subspan(i * head_bytes, head_bytes));
-    if (crc != staged.head_crc32c[i]) {
-      return absl::DataLossError(absl::StrFormat(
-          "%s, KV head %u: checksum %08x over the bytes read, %08x was announced; stage the page "
-          "again, and leave it alone until the commit returns",
-          Name(staged), owner.heads.first + i, crc, staged.head_crc32c[i]));
-    }
+size_t HeadBytes(const PageOwner& owner, PageEncoding encoding) {
+  return owner.profile.geometry().HeadRangeBytes(encoding);
+}
+
+// Copies the session's head `head` of the image to `target` and compares what was copied with the
+// checksum that came with it.
+absl::Status CopyHeadChecked(const PageOwner& owner,
+                             const StagedPage& staged,
+                             uint32_t head,
+                             std::span<const std::byte> staging,
+                             std::span<std::byte> target) {
+  const uint32_t crc =
+      CopyWithCrc32c(staging.subspan(staged.offset + head * target.size(), target.size()), target);
+  if (crc != staged.head_crc32c[head]) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s, KV head %u: checksum %08x over the bytes read, %08x was announced; stage the page "
+        "again, and leave it alone until the commit returns",
+        Name(staged), owner.heads.first + head, crc, staged.head_crc32c[head]));
   }
   return absl::OkStatus();
 }
@@ -111,28 +114,28 @@ absl::Status NotFinite(const StagedPage& staged,
                    FirstToken(staged.page) + token, " is not finite; such a page is not kept"));
 }
 
-// For BF16 pages that are kept as they are: demotion checks those that it reads.
+// The rows of the session's head `head`, all layers.
 absl::Status CheckFiniteBf16(const PageOwner& owner,
                              const StagedPage& staged,
-                             std::span<const std::byte> stored) {
+                             uint32_t head,
+                             std::span<const std::byte> rows) {
+  const auto* values = reinterpret_cast<const BFloat16*>(rows.data());
+  const size_t num_values = rows.size() / sizeof(BFloat16);
+  if (AllFinite(values, num_values)) {
+    return absl::OkStatus();
+  }
   const Geometry& geometry = owner.profile.geometry();
   const size_t block_elements = geometry.Bf16Block().bytes() / sizeof(BFloat16);
   const size_t key_elements = size_t{kPageTokens} * geometry.key_dim;
-  const auto* values = reinterpret_cast<const BFloat16*>(stored.data());
-  for (size_t i = 0; i < stored.size() / sizeof(BFloat16); ++i) {
-    if (values[i].IsFinite()) {
-      continue;
-    }
-    const size_t block = i / block_elements;
-    const size_t element = i % block_elements;
-    const bool is_key = element < key_elements;
-    const size_t token =
-        is_key ? element / geometry.key_dim : (element - key_elements) / geometry.value_dim;
-    return NotFinite(staged, static_cast<uint32_t>(block % geometry.num_layers),
-                     owner.heads.first + static_cast<uint32_t>(block / geometry.num_layers),
-                     static_cast<uint32_t>(token), is_key ? "an element of K" : "an element of V");
-  }
-  return absl::OkStatus();
+  const auto* bad =
+      std::find_if(values, values + num_values, [](BFloat16 value) { return !value.IsFinite(); });
+  const auto index = static_cast<size_t>(bad - values);
+  const size_t element = index % block_elements;
+  const bool is_key = element < key_elements;
+  const size_t token =
+      is_key ? element / geometry.key_dim : (element - key_elements) / geometry.value_dim;
+  return NotFinite(staged, static_cast<uint32_t>(index / block_elements), owner.heads.first + head,
+                   static_cast<uint32_t>(token), is_key ? "an element of K" : "an element of V");
 }
 
 // The scale and minimum of each row, in fp16: all bits of the exponent set is inf or NaN.
@@ -160,39 +163,81 @@ absl::Status CheckFiniteMeta(const PageOwner& owner,
   return absl::OkStatus();
 }
 
-WrittenBlock Written(const PageOwner& owner, const WritableBlock& block) {
-  WrittenBlock written{block.key.page, block.key.encoding, {}};
-  const size_t head_bytes = owner.profile.geometry().HeadRangeBytes(block.key.encoding);
-  for (uint32_t i = 0; i < owner.heads.count; ++i) {
-    written.head_crc32c.push_back(Crc32c(block.bytes.subspan(i * head_bytes, head_bytes)));
-  }
-  return written;
-}
-
 std::span<std::byte> Sized(std::vector<std::byte>& buffer, size_t bytes) {
   buffer.resize(std::max(buffer.size(), bytes));
   return std::span(buffer).first(bytes);
 }
 
-// The page's rows as they are stored, in the BF16 block if it is wanted and in scratch otherwise.
-absl::StatusOr<std::span<const std::byte>> StoredRows(const PageOwner& owner,
-                                                      const PageTask& task,
-                                                      std::span<const std::byte> staging,
-                                                      DemoteScratch& scratch) {
-  const StagedPage& staged = *task.staged_bf16;
-  const size_t bytes = ImageBytes(owner, PageEncoding::kBf16);
-  const std::span<std::byte> stored =
-      task.bf16_block != nullptr ? task.bf16_block->bytes : Sized(scratch.stored, bytes);
+// The rows of one head as they are stored, in `stored`.
+absl::Status StoreRows(const PageOwner& owner,
+                       const StagedPage& staged,
+                       uint32_t head,
+                       std::span<const std::byte> staging,
+                       DemoteScratch& scratch,
+                       std::span<std::byte> stored) {
   if (staged.encoding == StagedEncoding::kBf16) {
-    CRUMB_RETURN_IF_ERROR(CopyChecked(owner, staged, staging, stored));
-    CRUMB_RETURN_IF_ERROR(CheckFiniteBf16(owner, staged, stored));
-    return stored;
+    CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner, staged, head, staging, stored));
+    return CheckFiniteBf16(owner, staged, head, stored);
   }
-  const std::span<std::byte> plain = Sized(scratch.incoming, bytes);
-  CRUMB_RETURN_IF_ERROR(CopyChecked(owner, staged, staging, plain));
-  CRUMB_RETURN_IF_ERROR(
-      RotatePage(owner.profile, owner.heads, FirstToken(staged.page), plain, stored));
-  return stored;
+  const std::span<std::byte> plain = Sized(scratch.incoming, stored.size());
+  CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner, staged, head, staging, plain));
+  return RotatePage(owner.profile, {owner.heads.first + head, 1}, FirstToken(staged.page), plain,
+                    stored);
+}
+
+absl::Status WriteInt2(const PageOwner& owner,
+                       const StagedPage& staged,
+                       std::span<const std::byte> staging,
+                       std::span<std::byte> image,
+                       std::vector<WrittenBlock>& written) {
+  const size_t head_bytes = HeadBytes(owner, PageEncoding::kInt2);
+  for (uint32_t head = 0; head < owner.heads.count; ++head) {
+    CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner, staged, head, staging,
+                                          image.subspan(head * head_bytes, head_bytes)));
+  }
+  CRUMB_RETURN_IF_ERROR(CheckFiniteMeta(owner, staged, image));
+  written.push_back({staged.page, PageEncoding::kInt2, staged.head_crc32c});
+  return absl::OkStatus();
+}
+
+// Fills the blocks that want it, head by head, so that a head's rows are still in the cache when
+// they are demoted.
+absl::Status WriteBf16(const PageOwner& owner,
+                       const PageTask& task,
+                       std::span<const std::byte> staging,
+                       DemoteScratch& scratch,
+                       std::vector<WrittenBlock>& written) {
+  const StagedPage& staged = *task.staged_bf16;
+  const bool demotes = task.int2_block != nullptr && task.staged_int2 == nullptr;
+  const size_t bf16_bytes = HeadBytes(owner, PageEncoding::kBf16);
+  const size_t int2_bytes = HeadBytes(owner, PageEncoding::kInt2);
+  WrittenBlock int2{staged.page, PageEncoding::kInt2, {}};
+  WrittenBlock bf16{staged.page, PageEncoding::kBf16, {}};
+  for (uint32_t head = 0; head < owner.heads.count; ++head) {
+    const std::span<std::byte> stored =
+        task.bf16_block != nullptr ? task.bf16_block->bytes.subspan(head * bf16_bytes, bf16_bytes)
+                                   : Sized(scratch.stored, bf16_bytes);
+    CRUMB_RETURN_IF_ERROR(StoreRows(owner, staged, head, staging, scratch, stored));
+    if (demotes) {
+      const std::span<std::byte> codes =
+          task.int2_block->bytes.subspan(head * int2_bytes, int2_bytes);
+      CRUMB_RETURN_IF_ERROR(DemotePage(owner.profile, {owner.heads.first + head, 1},
+                                       FirstToken(staged.page), stored, codes));
+      int2.head_crc32c.push_back(Crc32c(codes));
+    }
+    if (task.bf16_block != nullptr) {
+      // Of bytes that came as they are stored, the checksum that the copy was compared with.
+      bf16.head_crc32c.push_back(staged.encoding == StagedEncoding::kBf16 ? staged.head_crc32c[head]
+                                                                          : Crc32c(stored));
+    }
+  }
+  if (demotes) {
+    written.push_back(std::move(int2));
+  }
+  if (task.bf16_block != nullptr) {
+    written.push_back(std::move(bf16));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -249,25 +294,11 @@ absl::Status WritePage(const PageOwner& owner,
                        DemoteScratch& scratch,
                        std::vector<WrittenBlock>& written) {
   if (task.staged_int2 != nullptr) {
-    const StagedPage& staged = *task.staged_int2;
-    CRUMB_RETURN_IF_ERROR(CopyChecked(owner, staged, staging, task.int2_block->bytes));
-    CRUMB_RETURN_IF_ERROR(CheckFiniteMeta(owner, staged, task.int2_block->bytes));
-    written.push_back({staged.page, PageEncoding::kInt2, staged.head_crc32c});
+    CRUMB_RETURN_IF_ERROR(
+        WriteInt2(owner, *task.staged_int2, staging, task.int2_block->bytes, written));
   }
-  if (task.staged_bf16 == nullptr) {
-    return absl::OkStatus();
-  }
-  CRUMB_ASSIGN_OR_RETURN(const std::span<const std::byte> stored,
-                         StoredRows(owner, task, staging, scratch));
-  if (task.int2_block != nullptr && task.staged_int2 == nullptr) {
-    CRUMB_RETURN_IF_ERROR(DemotePage(owner.profile, owner.heads, FirstToken(task.staged_bf16->page),
-                                     stored, task.int2_block->bytes));
-    written.push_back(Written(owner, *task.int2_block));
-  }
-  if (task.bf16_block != nullptr) {
-    written.push_back(Written(owner, *task.bf16_block));
-  }
-  return absl::OkStatus();
+  return task.staged_bf16 == nullptr ? absl::OkStatus()
+                                     : WriteBf16(owner, task, staging, scratch, written);
 }
 
 }  // namespace crumb

@@ -3,7 +3,9 @@
 // bfloat16 as its 16 bits: the upper half of a float. Rows of K and V travel in it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 namespace crumb {
@@ -24,5 +26,15 @@ struct BFloat16 {
   friend constexpr bool operator==(BFloat16, BFloat16) = default;
 };
 static_assert(sizeof(BFloat16) == 2);
+
+// Whether none of `count` values is NaN or inf. A maximum over all of them, so that it vectorises;
+// who finds one looks for it by hand.
+inline bool AllFinite(const BFloat16* values, size_t count) {
+  int16_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    largest = std::max(largest, static_cast<int16_t>(values[i].bits & 0x7fffu));
+  }
+  return largest < 0x7f80;
+}
 
 }  // namespace crumb

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "proto/base/bfloat16.h"
@@ -124,6 +126,25 @@ TEST(Float16Test, SaturatesInsteadOfOverflowing) {
   EXPECT_EQ(Float16::FromFloatSaturated(-std::numeric_limits<float>::infinity()).ToFloat(),
             -65504.0F);
   EXPECT_EQ(Float16::FromFloatSaturated(1.5F).ToFloat(), 1.5F);
+}
+
+TEST(AllFiniteTest, FindsTheOneValueThatIsNotWhereverItIs) {
+  std::vector<BFloat16> values;
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    if (const BFloat16 value{static_cast<uint16_t>(bits)}; value.IsFinite()) {
+      values.push_back(value);
+    }
+  }
+  EXPECT_TRUE(AllFinite(values.data(), values.size()));
+  EXPECT_TRUE(AllFinite(nullptr, 0));
+  for (const uint16_t bits :
+       std::initializer_list<uint16_t>{0x7f80, 0xff80, 0x7f81, 0xffff, 0x7fff}) {
+    for (const size_t at : {size_t{0}, size_t{1}, size_t{31}, size_t{64}, values.size() - 1}) {
+      const BFloat16 kept = std::exchange(values[at], BFloat16{bits});
+      EXPECT_FALSE(AllFinite(values.data(), values.size())) << bits << " at " << at;
+      values[at] = kept;
+    }
+  }
 }
 
 }  // namespace
