@@ -47,12 +47,56 @@ absl::Status BlockTable::AddChunk(BlockPool* pool, PageEncoding encoding, uint32
                        .encoding = encoding,
                        .layout = {pool->geometry.PageBytes(encoding), num_blocks}};
   CRUMB_ASSIGN_OR_RETURN(Chunk* const chunk, arena_.Add(spec));
-  BlockPool::Chunks& chunks = pool->chunks[EncodingIndex(encoding)];
+  Own(pool, chunk);
+  return absl::OkStatus();
+}
+
+void BlockTable::Own(BlockPool* pool, Chunk* chunk) {
+  BlockPool::Chunks& chunks = pool->chunks[EncodingIndex(chunk->spec().encoding)];
   chunks.with_free.emplace(chunk->id(), chunk);
   ++chunks.num_chunks;
-  chunks.num_blocks += num_blocks;
-  chunks.num_free += num_blocks;
-  return absl::OkStatus();
+  chunks.num_blocks += chunk->num_blocks();
+  chunks.num_free += chunk->num_blocks();
+}
+
+uint32_t BlockTable::TakeBackClosed(BlockPool* pool,
+                                    PageEncoding encoding,
+                                    uint32_t max_blocks,
+                                    const PerEncoding& missing) {
+  const auto fits = [&](const std::unique_ptr<Chunk>& chunk) {
+    const ChunkSpec& spec = chunk->spec();
+    if (spec.namespace_id != pool->namespace_id || spec.encoding != encoding ||
+        chunk->num_blocks() > max_blocks) {
+      return false;
+    }
+    PerEncoding rest = missing;
+    uint32_t& of_encoding = rest[EncodingIndex(encoding)];
+    of_encoding -= std::min(of_encoding, chunk->num_blocks());
+    return chunk->bytes() + MinimumBytes(pool->geometry, rest) <= arena_.free_bytes();
+  };
+  const auto found = std::find_if(closed_.begin(), closed_.end(), fits);
+  if (found == closed_.end()) {
+    return 0;
+  }
+  Chunk* const chunk = arena_.PutBack(std::move(*found));
+  closed_.erase(found);
+  Own(pool, chunk);
+  return chunk->num_blocks();
+}
+
+uint32_t BlockTable::ChunkBlocks(const BlockPool& pool,
+                                 PageEncoding encoding,
+                                 const PerEncoding& missing) const {
+  const size_t i = EncodingIndex(encoding);
+  const uint32_t max = MaxBlocks(pool.geometry, encoding);
+  const uint32_t needed = std::min(missing[i], max);
+  // Room to grow, as much as the namespace has already, so that few chunks hold a namespace of
+  // any size; none once half of the capacity is taken, where it would be at others' expense.
+  const size_t keep_free =
+      std::max(arena_.capacity_bytes() / 2, MinimumBytes(pool.geometry, missing));
+  const uint32_t num_blocks = std::clamp(pool.chunks[i].num_blocks, needed, max);
+  const ChunkLayout layout{pool.geometry.PageBytes(encoding), num_blocks};
+  return layout.total_bytes() + keep_free > arena_.free_bytes() ? needed : num_blocks;
 }
 
 absl::Status BlockTable::Reserve(BlockPool* pool, const PerEncoding& blocks) {
@@ -62,17 +106,11 @@ absl::Status BlockTable::Reserve(BlockPool* pool, const PerEncoding& blocks) {
   }
   for (const PageEncoding encoding : kEncodings) {
     const size_t i = EncodingIndex(encoding);
-    const uint32_t max = MaxBlocks(pool->geometry, encoding);
     while (missing[i] > 0) {
-      const uint32_t needed = std::min(missing[i], max);
-      // Room to grow, as much as the namespace has already, so that few chunks hold a namespace of
-      // any size; none once half of the capacity is taken, where it would be at others' expense.
-      const size_t keep_free =
-          std::max(arena_.capacity_bytes() / 2, MinimumBytes(pool->geometry, missing));
-      uint32_t num_blocks = std::clamp(pool->chunks[i].num_blocks, needed, max);
-      const ChunkLayout layout{pool->geometry.PageBytes(encoding), num_blocks};
-      if (layout.total_bytes() + keep_free > arena_.free_bytes()) {
-        num_blocks = needed;
+      const uint32_t num_blocks = ChunkBlocks(*pool, encoding, missing);
+      if (const uint32_t back = TakeBackClosed(pool, encoding, num_blocks, missing); back > 0) {
+        missing[i] -= std::min(missing[i], back);
+        continue;
       }
       if (absl::Status status = AddChunk(pool, encoding, num_blocks); !status.ok()) {
         for (BlockPool::Chunks& chunks : pool->chunks) {
@@ -83,7 +121,7 @@ absl::Status BlockTable::Reserve(BlockPool* pool, const PerEncoding& blocks) {
         }
         return status;
       }
-      missing[i] -= needed;
+      missing[i] -= std::min(missing[i], num_blocks);
     }
   }
   return absl::OkStatus();

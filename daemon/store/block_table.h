@@ -100,7 +100,8 @@ class BlockTable {
                    uint64_t heads,
                    std::span<const uint32_t, Geometry::kMaxKvHeads> head_crc32c);
 
-  // Chunks that were closed: to be destroyed where no lock is held.
+  // Chunks that were closed: to be destroyed where no lock is held, at the end of each operation.
+  // Until then Reserve may take them back, since their memory need not be touched anew.
   std::vector<std::unique_ptr<Chunk>> TakeClosed() { return std::move(closed_); }
 
   const Arena& arena() const { return arena_; }
@@ -110,7 +111,19 @@ class BlockTable {
 
  private:
   uint32_t MaxBlocks(const Geometry& geometry, PageEncoding encoding) const;
+  // Of a new chunk, at most as many as one may have.
+  uint32_t ChunkBlocks(const BlockPool& pool,
+                       PageEncoding encoding,
+                       const PerEncoding& missing) const;
   absl::Status AddChunk(BlockPool* pool, PageEncoding encoding, uint32_t num_blocks);
+  void Own(BlockPool* pool, Chunk* chunk);
+  // A chunk of the pool that was closed in this same operation, if it has no more than `max_blocks`
+  // and leaves room for the rest of what is missing. Returns its number of blocks; 0: there is
+  // none.
+  uint32_t TakeBackClosed(BlockPool* pool,
+                          PageEncoding encoding,
+                          uint32_t max_blocks,
+                          const PerEncoding& missing);
   void CloseIfEmpty(BlockPool* pool, Chunk* chunk);
 
   Arena arena_;

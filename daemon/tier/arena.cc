@@ -39,6 +39,15 @@ std::unique_ptr<Chunk> Arena::Remove(ChunkId id) {
   return chunk;
 }
 
+Chunk* Arena::PutBack(std::unique_ptr<Chunk> chunk) {
+  CRUMB_CHECK(chunk->num_used() == 0, "chunk in use");
+  CRUMB_CHECK(chunk->bytes() <= free_bytes(), "room for a chunk that comes back");
+  chunk_bytes_ += chunk->bytes();
+  Chunk* raw = chunk.get();
+  CRUMB_CHECK(chunks_.emplace(raw->id(), std::move(chunk)).second, "chunk that is there already");
+  return raw;
+}
+
 Chunk* Arena::Find(ChunkId id) const {
   const auto place = chunks_.find(id);
   return place == chunks_.end() ? nullptr : place->second.get();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // All chunks of the host tier, within one bound of bytes. A chunk belongs to one namespace and one
-// encoding for as long as it lives; when its last block is given back it is to be closed, and its
-// id is never used again.
+// encoding for as long as it lives; when its last block is given back it is to be closed or, where
+// its namespace wants one at that moment, put back. The id of a closed one is never used again.
 //
 // Why blocks are not lent from one namespace to another: what a tenant has mapped must never show
 // another's bytes. Why chunks are not all of one size: a small tenant would take a whole one.
@@ -30,6 +30,8 @@ class Arena {
   absl::StatusOr<Chunk*> Add(const ChunkSpec& spec);
   // An empty chunk leaves the arena. Destroy it where no lock is held: see chunk.h.
   std::unique_ptr<Chunk> Remove(ChunkId id);
+  // It comes back, for the namespace and encoding that it is of, and there must be room for it.
+  Chunk* PutBack(std::unique_ptr<Chunk> chunk);
   // Null: no such chunk (any more).
   Chunk* Find(ChunkId id) const;
 

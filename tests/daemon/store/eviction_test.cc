@@ -26,6 +26,34 @@ TEST_F(EvictionTest, ColdestPrefixGoesFirst) {
   EXPECT_EQ(4u, Matched("mnop"));
 }
 
+// Memory that was touched once costs nothing to write again; new memory costs page faults.
+TEST_F(EvictionTest, ChunksThatThePublishItselfEmptiesAreUsedAgain) {
+  RestartWithRoomFor({{3, 3}});
+  Publish("abcd");
+  const LookupResult before = Lookup("abcd");
+  Release(before);
+  clock_.Advance(absl::Minutes(10));  // Its lease's quarantine.
+  store_->Tick();
+  Publish("efgh");
+  EXPECT_EQ(0u, Matched("abcd"));
+  const LookupResult after = Lookup("efgh");
+  ASSERT_EQ(4u, after.pages.size());
+  EXPECT_EQ(before.pages[1].int2->chunk, after.pages[1].int2->chunk);
+  EXPECT_NE(before.pages[1].int2->generation, after.pages[1].int2->generation);
+  Release(after);
+  clock_.Advance(absl::Minutes(10));
+  store_->Tick();
+  // Never for another namespace: what it once mapped shows what is written there.
+  ASSERT_EQ(absl::OkStatus(),
+            PublishAll(store_.get(), Attach("other"), "", PagesOf("ijkl")).status());
+  EXPECT_EQ(0u, Matched("efgh"));
+  const SessionId other = Attach("other");
+  const auto found = store_->Lookup(other, "", PromptOf("ijkl", 1), false);
+  ASSERT_EQ(absl::OkStatus(), found.status());
+  ASSERT_EQ(4u, found->pages.size());
+  EXPECT_NE(after.pages[1].int2->chunk, found->pages[1].int2->chunk);
+}
+
 TEST_F(EvictionTest, ProbeKeepsNothingWarm) {
   RestartWithRoomFor({{3, 3}, {3, 3}, {3, 3}});
   Publish("abcd");

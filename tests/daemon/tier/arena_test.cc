@@ -42,6 +42,15 @@ TEST(ArenaTest, RemovedChunkGivesItsBytesBackAndItsIdNever) {
   EXPECT_NE(id, (*arena.Add(SpecOf(2)))->id());
 }
 
+TEST(ArenaTest, EmptyChunkThatIsPutBackIsTheSameOne) {
+  Arena arena(kTwoBlocks);
+  Chunk* const chunk = *arena.Add(SpecOf(2));
+  const ChunkId id = chunk->id();
+  EXPECT_EQ(chunk, arena.PutBack(arena.Remove(id)));
+  EXPECT_EQ(chunk, arena.Find(id));
+  EXPECT_EQ(0u, arena.free_bytes());
+}
+
 TEST(ArenaTest, ChunkInUseMustStay) {
   Arena arena(kTwoBlocks);
   Chunk* const chunk = *arena.Add(SpecOf(2));
