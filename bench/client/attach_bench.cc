@@ -79,10 +79,9 @@ class Publishing {
 
   void Run(std::span<const uint32_t> tokens) {
     const auto map = Must(MapTransport::Connect({}, session_.info, Soon()));
-    const SessionId id = session_.info.id;
-    const MissingPages missing = Must(control_->BeginPublish(id, "", tokens, Soon()));
+    const MissingPages missing = Must(control_->BeginPublish("", tokens, Soon()));
     const Geometry& geometry = profile_->geometry();
-    CommitParams params{.session = id, .publish = missing.publish, .staged = {}};
+    CommitParams params{.publish = missing.publish, .staged = {}};
     const std::span<std::byte> staging = Must(map->AcquireStaging(
         geometry.PageBytes(PageEncoding::kBf16) + kPages * geometry.PageBytes(PageEncoding::kInt2),
         Soon()));
@@ -108,10 +107,10 @@ class Publishing {
   std::vector<double> MeasureReleases(std::span<const uint32_t> prompt, int count) {
     std::vector<double> releases;
     for (int i = 0; i < count; ++i) {
-      const FoundPrefix found = Must(control_->Lookup(
-          {.session = session_.info.id, .context_key = "", .tokens = prompt}, Soon()));
+      const FoundPrefix found =
+          Must(control_->Lookup({.context_key = "", .tokens = prompt}, Soon()));
       const absl::Time began = Now();
-      Must(control_->ReleaseLeases(session_.info.id, {&found.lease, 1}, Soon()));
+      Must(control_->ReleaseLeases({&found.lease, 1}, Soon()));
       releases.push_back(Microseconds(Now() - began));
     }
     return releases;

@@ -25,6 +25,7 @@
 #include "crumb/client.h"
 #include "crumb/sequence.h"
 #include "proto/crumb/v1/cache.grpc.pb.h"
+#include "proto/page/namespace_id.h"
 #include "tests/support/test_profile.h"
 
 namespace crumb::bench {
@@ -285,7 +286,8 @@ class Engine {
 
   void MeasureExists(const char* op, uint32_t prefix, uint32_t expected_pages) {
     v1::ProbeRequest request;
-    request.set_session_id(client_->state().session_id);
+    const NamespaceId space = ComputeNamespaceId("default", profile_->id(), "");
+    request.set_namespace_id(space.bytes.data(), space.bytes.size());
     const std::vector<uint32_t> tokens = TokensOf(prefix, arguments_.pages);
     std::vector<double> times;
     for (int call = 0; call < arguments_.calls; ++call) {

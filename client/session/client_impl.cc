@@ -26,7 +26,8 @@ constexpr size_t kMaxTokens = size_t{1} << 20;  // LookupRequest.tokens.
 bool IsPermanent(absl::StatusCode code) {
   return code == absl::StatusCode::kInvalidArgument ||
          code == absl::StatusCode::kFailedPrecondition ||
-         code == absl::StatusCode::kPermissionDenied || code == absl::StatusCode::kUnimplemented;
+         code == absl::StatusCode::kPermissionDenied ||
+         code == absl::StatusCode::kUnauthenticated || code == absl::StatusCode::kUnimplemented;
 }
 
 absl::Status CheckTokens(std::span<const uint32_t> tokens) {
@@ -234,9 +235,7 @@ void ClientImpl::KeepLeases(Session* session) {
     const absl::Time now = clock_.Now();
     if (!work.release.empty()) {
       // Lost releases cost the daemon a lease time of memory, no more.
-      session->control()
-          .ReleaseLeases(session->info().id, work.release, now + interval)
-          .IgnoreError();
+      session->control().ReleaseLeases(work.release, now + interval).IgnoreError();
     }
     if (now < next_renewal) {
       continue;
@@ -244,8 +243,7 @@ void ClientImpl::KeepLeases(Session* session) {
     next_renewal = now + interval;
     session->planes().transport()->Maintain();
     if (!work.renew.empty()) {
-      const auto renewed =
-          session->control().RenewLeases(session->info().id, work.renew, now + interval);
+      const auto renewed = session->control().RenewLeases(work.renew, now + interval);
       if (renewed.ok()) {
         session->Renewed(work.renew, *renewed, now);
       }
@@ -270,8 +268,7 @@ absl::StatusOr<std::shared_ptr<PrefixHandle>> ClientImpl::Lookup(std::span<const
     return std::make_shared<Prefix>(std::move(session), FoundPrefix{}, nullptr);
   }
   const absl::Time sent_at = clock_.Now();
-  const auto found = session->control().Lookup({.session = session->info().id,
-                                                .context_key = options.context_key,
+  const auto found = session->control().Lookup({.context_key = options.context_key,
                                                 .tokens = tokens,
                                                 .allow_int2_window = options.allow_int2_window},
                                                sent_at + options.timeout);

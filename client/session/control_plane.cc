@@ -86,19 +86,15 @@ class GrpcControlPlane : public ControlPlane {
   absl::Status WaitForNews() override;
   void Cancel() override { CancelCalls(); }
   absl::StatusOr<FoundPrefix> Lookup(const LookupParams& params, absl::Time deadline) override;
-  absl::StatusOr<MissingPages> BeginPublish(SessionId session,
-                                            const std::string& context_key,
+  absl::StatusOr<MissingPages> BeginPublish(const std::string& context_key,
                                             std::span<const uint32_t> tokens,
                                             absl::Time deadline) override;
   absl::StatusOr<CommitCounts> CommitPublish(const CommitParams& params,
                                              absl::Time deadline) override;
-  absl::Status AbortPublish(SessionId session, PublishId publish, absl::Time deadline) override;
-  absl::StatusOr<RenewedLeases> RenewLeases(SessionId session,
-                                            std::span<const LeaseId> leases,
+  absl::Status AbortPublish(PublishId publish, absl::Time deadline) override;
+  absl::StatusOr<RenewedLeases> RenewLeases(std::span<const LeaseId> leases,
                                             absl::Time deadline) override;
-  absl::Status ReleaseLeases(SessionId session,
-                             std::span<const LeaseId> leases,
-                             absl::Time deadline) override;
+  absl::Status ReleaseLeases(std::span<const LeaseId> leases, absl::Time deadline) override;
 
  private:
   template <typename Request, typename Reply>
@@ -126,6 +122,8 @@ class GrpcControlPlane : public ControlPlane {
   // Of the thread that attaches and waits for news.
   std::unique_ptr<grpc::ClientContext> stream_context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachReply>> stream_;
+  // Set by Attach, before all calls that prove the session with it.
+  v1::SessionKey session_;
 
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
@@ -231,12 +229,13 @@ absl::StatusOr<AttachedSession> GrpcControlPlane::Attach(const AttachParams& par
     status = OpenStream(request, &reply);
   }
   CRUMB_RETURN_IF_ERROR(status);
+  session_ = reply.session();
   return Unpack(reply, params);
 }
 
 absl::StatusOr<AttachedSession> GrpcControlPlane::Unpack(const v1::AttachReply& reply,
                                                          const AttachParams& params) const {
-  if (reply.session_secret().size() != kSessionSecretBytes || reply.session_id() == 0 ||
+  if (reply.session().secret().size() != kSessionSecretBytes || reply.session().id() == 0 ||
       reply.lease_ms() == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("crumbd ", address_, " (version ", reply.daemon_version(),
@@ -247,8 +246,8 @@ absl::StatusOr<AttachedSession> GrpcControlPlane::Unpack(const v1::AttachReply& 
                           .lease = absl::Milliseconds(reply.lease_ms()),
                           .daemon_version = reply.daemon_version(),
                           .draining = reply.draining()};
-  session.info.id = SessionId(reply.session_id());
-  std::copy_n(reply.session_secret().begin(), kSessionSecretBytes, session.info.secret.begin());
+  session.info.id = SessionId(reply.session().id());
+  std::copy_n(reply.session().secret().begin(), kSessionSecretBytes, session.info.secret.begin());
   session.info.epoch = reply.epoch();
   session.info.memory_socket = reply.memory_socket();
   session.info.ucx_host = reply.ucx().host();
@@ -272,7 +271,7 @@ absl::Status GrpcControlPlane::WaitForNews() {
 absl::StatusOr<FoundPrefix> GrpcControlPlane::Lookup(const LookupParams& params,
                                                      absl::Time deadline) {
   v1::LookupRequest request;
-  request.set_session_id(params.session.value());
+  *request.mutable_session() = session_;
   request.set_context_key(params.context_key);
   request.set_tokens(PackTokens(params.tokens));
   request.set_allow_int2_window(params.allow_int2_window);
@@ -289,12 +288,11 @@ absl::StatusOr<FoundPrefix> GrpcControlPlane::Lookup(const LookupParams& params,
   return found;
 }
 
-absl::StatusOr<MissingPages> GrpcControlPlane::BeginPublish(SessionId session,
-                                                            const std::string& context_key,
+absl::StatusOr<MissingPages> GrpcControlPlane::BeginPublish(const std::string& context_key,
                                                             std::span<const uint32_t> tokens,
                                                             absl::Time deadline) {
   v1::BeginPublishRequest request;
-  request.set_session_id(session.value());
+  *request.mutable_session() = session_;
   request.set_context_key(context_key);
   request.set_tokens(PackTokens(tokens));
   v1::BeginPublishReply reply;
@@ -313,7 +311,7 @@ absl::StatusOr<MissingPages> GrpcControlPlane::BeginPublish(SessionId session,
 absl::StatusOr<CommitCounts> GrpcControlPlane::CommitPublish(const CommitParams& params,
                                                              absl::Time deadline) {
   v1::CommitPublishRequest request;
-  request.set_session_id(params.session.value());
+  *request.mutable_session() = session_;
   request.set_publish_id(params.publish.value());
   request.set_staging(params.over_ucx ? v1::STAGING_UCX : v1::STAGING_MEMFD);
   for (const StagedImage& image : params.staged) {
@@ -329,21 +327,18 @@ absl::StatusOr<CommitCounts> GrpcControlPlane::CommitPublish(const CommitParams&
   return CommitCounts{reply.pages_added(), reply.pages_present()};
 }
 
-absl::Status GrpcControlPlane::AbortPublish(SessionId session,
-                                            PublishId publish,
-                                            absl::Time deadline) {
+absl::Status GrpcControlPlane::AbortPublish(PublishId publish, absl::Time deadline) {
   v1::AbortPublishRequest request;
-  request.set_session_id(session.value());
+  *request.mutable_session() = session_;
   request.set_publish_id(publish.value());
   v1::AbortPublishReply reply;
   return Call("AbortPublish", &v1::Cache::Stub::AbortPublish, request, deadline, &reply);
 }
 
-absl::StatusOr<RenewedLeases> GrpcControlPlane::RenewLeases(SessionId session,
-                                                            std::span<const LeaseId> leases,
+absl::StatusOr<RenewedLeases> GrpcControlPlane::RenewLeases(std::span<const LeaseId> leases,
                                                             absl::Time deadline) {
   v1::RenewLeasesRequest request;
-  request.set_session_id(session.value());
+  *request.mutable_session() = session_;
   for (const LeaseId lease : leases) {
     request.add_lease_ids(lease.value());
   }
@@ -357,11 +352,9 @@ absl::StatusOr<RenewedLeases> GrpcControlPlane::RenewLeases(SessionId session,
   return renewed;
 }
 
-absl::Status GrpcControlPlane::ReleaseLeases(SessionId session,
-                                             std::span<const LeaseId> leases,
-                                             absl::Time deadline) {
+absl::Status GrpcControlPlane::ReleaseLeases(std::span<const LeaseId> leases, absl::Time deadline) {
   v1::ReleaseLeasesRequest request;
-  request.set_session_id(session.value());
+  *request.mutable_session() = session_;
   for (const LeaseId lease : leases) {
     request.add_lease_ids(lease.value());
   }

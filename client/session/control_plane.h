@@ -48,7 +48,6 @@ struct FoundPrefix {
 };
 
 struct LookupParams {
-  SessionId session;
   std::string context_key;
   std::span<const uint32_t> tokens;
   bool allow_int2_window = false;
@@ -68,7 +67,6 @@ struct StagedImage {
 };
 
 struct CommitParams {
-  SessionId session;
   PublishId publish;
   std::vector<StagedImage> staged;  // Ascending by page and encoding.
   bool over_ucx = false;
@@ -84,7 +82,8 @@ struct RenewedLeases {
   std::vector<LeaseId> ended;  // Of those asked for.
 };
 
-// Thread-safe, but for Attach and WaitForNews: one thread.
+// Thread-safe, but for Attach and WaitForNews: one thread. All calls after them are of the session
+// that Attach opened, and prove it: they may begin once it has returned.
 class ControlPlane {
  public:
   // "unix:/path" or "host:port". Does not connect yet.
@@ -100,19 +99,15 @@ class ControlPlane {
   virtual void Cancel() = 0;
 
   virtual absl::StatusOr<FoundPrefix> Lookup(const LookupParams& params, absl::Time deadline) = 0;
-  virtual absl::StatusOr<MissingPages> BeginPublish(SessionId session,
-                                                    const std::string& context_key,
+  virtual absl::StatusOr<MissingPages> BeginPublish(const std::string& context_key,
                                                     std::span<const uint32_t> tokens,
                                                     absl::Time deadline) = 0;
   virtual absl::StatusOr<CommitCounts> CommitPublish(const CommitParams& params,
                                                      absl::Time deadline) = 0;
-  virtual absl::Status AbortPublish(SessionId session, PublishId publish, absl::Time deadline) = 0;
-  virtual absl::StatusOr<RenewedLeases> RenewLeases(SessionId session,
-                                                    std::span<const LeaseId> leases,
+  virtual absl::Status AbortPublish(PublishId publish, absl::Time deadline) = 0;
+  virtual absl::StatusOr<RenewedLeases> RenewLeases(std::span<const LeaseId> leases,
                                                     absl::Time deadline) = 0;
-  virtual absl::Status ReleaseLeases(SessionId session,
-                                     std::span<const LeaseId> leases,
-                                     absl::Time deadline) = 0;
+  virtual absl::Status ReleaseLeases(std::span<const LeaseId> leases, absl::Time deadline) = 0;
 };
 
 }  // namespace crumb

@@ -113,12 +113,11 @@ absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
                                        std::span<const uint32_t> tokens,
                                        absl::Time deadline) {
   ControlPlane& control = session_->control();
-  const SessionId id = session_->info().id;
   CRUMB_ASSIGN_OR_RETURN(const MissingPages missing,
-                         control.BeginPublish(id, context_key, tokens, deadline));
+                         control.BeginPublish(context_key, tokens, deadline));
   absl::Cleanup abort = [&] {
     // At the session's end the daemon drops it anyway, so this may fail.
-    control.AbortPublish(id, missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
+    control.AbortPublish(missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
   };
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan, PlanPublish(missing, sequence_));
   if (const size_t fitting = CountFitting(plan, options_.max_step_bytes); fitting < plan.size()) {
@@ -168,7 +167,7 @@ absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const 
 absl::Status Publisher::CommitFromStaging(PublishId publish,
                                           const std::vector<PlannedPage>& plan,
                                           absl::Time deadline) {
-  CommitParams params{.session = session_->info().id, .publish = publish, .staged = {}};
+  CommitParams params{.publish = publish, .staged = {}};
   if (plan.empty()) {
     return Commit(params, deadline);
   }
@@ -189,8 +188,7 @@ absl::Status Publisher::CommitFromStaging(PublishId publish,
 absl::Status Publisher::CommitOverUcx(PublishId publish,
                                       const std::vector<PlannedPage>& plan,
                                       absl::Time deadline) {
-  CommitParams params{
-      .session = session_->info().id, .publish = publish, .staged = {}, .over_ucx = true};
+  CommitParams params{.publish = publish, .staged = {}, .over_ucx = true};
   std::vector<std::byte> buffer;
   for (std::span<const PlannedPage> rest = plan; !rest.empty();) {
     const size_t count = CountFitting(rest, kMaxSendBytes);

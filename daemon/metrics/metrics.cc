@@ -54,10 +54,10 @@ prometheus::Histogram::BucketBoundaries LatencyBuckets() {
 
 class Metrics::Impl {
  public:
-  Impl(const PageStore& store, const std::string& version)
+  Impl(const PageStore& store, const SessionTable& sessions, const std::string& version)
       // shared: an Exposer holds what it collects from weakly.
       : registry_(std::make_shared<prometheus::Registry>()),
-        store_(std::make_shared<StoreCollector>(store)) {
+        store_(std::make_shared<StoreCollector>(store, sessions)) {
     auto& codes = prometheus::BuildCounter()
                       .Name("crumb_rpcs_total")
                       .Help("Calls of the control plane answered, by method and gRPC code.")
@@ -146,8 +146,8 @@ class Metrics::Impl {
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 
-Metrics::Metrics(const PageStore& store, const std::string& version)
-    : impl_(std::make_unique<Impl>(store, version)) {}
+Metrics::Metrics(const PageStore& store, const SessionTable& sessions, const std::string& version)
+    : impl_(std::make_unique<Impl>(store, sessions, version)) {}
 
 Metrics::~Metrics() = default;
 

@@ -18,6 +18,7 @@
 
 #include "daemon/store/page_store.h"
 #include "daemon/transfer/data_plane.h"
+#include "daemon/transfer/session_table.h"
 
 namespace crumb {
 
@@ -38,8 +39,8 @@ inline constexpr size_t kNumRpcMethods = 9;
 // Thread-safe; recording holds a lock for some additions at most.
 class Metrics : public TransferObserver {
  public:
-  // `store` outlives this.
-  Metrics(const PageStore& store, const std::string& version);
+  // Both outlive this.
+  Metrics(const PageStore& store, const SessionTable& sessions, const std::string& version);
   ~Metrics() override;
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;

@@ -102,6 +102,9 @@ std::vector<prometheus::MetricFamily> StoreCollector::Collect() const {
   families.Gauge("crumb_namespaces", "Namespaces that hold pages or sessions' publishes.",
                  status.namespaces.size());
   families.Gauge("crumb_index_nodes", "Nodes of the radix trees.", status.index_nodes);
+  families.Counter("crumb_wrong_secrets_total",
+                   "Requests that named a session without its secret, on any socket.",
+                   sessions_.wrong_secrets());
   families.Gauge("crumb_draining", "1 while the daemon is draining, else 0.",
                  status.draining ? 1 : 0);
   return families.Take();

@@ -182,8 +182,8 @@ void AttachStream::AttachWith(const AttachSpec& spec,
 
 v1::AttachReply AttachStream::MakeReply(const AttachedEngine& session) const {
   v1::AttachReply reply;
-  reply.set_session_id(session.id.value());
-  reply.set_session_secret(session.secret.data(), session.secret.size());
+  reply.mutable_session()->set_id(session.id.value());
+  reply.mutable_session()->set_secret(session.secret.data(), session.secret.size());
   reply.set_epoch(context_.epoch);
   reply.set_lease_ms(
       static_cast<uint32_t>(absl::ToInt64Milliseconds(context_.store.options().lease)));

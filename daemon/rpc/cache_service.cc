@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/rpc/cache_service.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,19 @@ void FillPageTable(const std::vector<PageRef>& pages, v1::PageTable& table) {
 
 }  // namespace
 
+absl::StatusOr<SessionId> CacheService::Authenticate(const v1::SessionKey& key) const {
+  SessionSecret secret;
+  if (key.secret().size() != secret.size()) {
+    return absl::UnauthenticatedError(absl::StrCat(
+        "session.secret has ", key.secret().size(), " bytes, not ", secret.size(),
+        ": every request proves its session; send AttachReply.session as it was received"));
+  }
+  std::copy(key.secret().begin(), key.secret().end(), secret.begin());
+  const SessionId session(key.id());
+  CRUMB_RETURN_IF_ERROR(context_.session_table.Authenticate(session, secret));
+  return session;
+}
+
 uint32_t CacheService::lease_ms() const {
   return static_cast<uint32_t>(absl::ToInt64Milliseconds(context_.store.options().lease));
 }
@@ -54,12 +68,12 @@ grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call
 }
 
 absl::Status CacheService::DoLookup(const v1::LookupRequest& request, v1::LookupReply& reply) {
+  CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
   CRUMB_RETURN_IF_ERROR(CheckContextKey(request.context_key()));
   CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
-  CRUMB_ASSIGN_OR_RETURN(
-      const LookupResult result,
-      context_.store.Lookup(SessionId(request.session_id()), request.context_key(), tokens.ids(),
-                            request.allow_int2_window()));
+  CRUMB_ASSIGN_OR_RETURN(const LookupResult result,
+                         context_.store.Lookup(session, request.context_key(), tokens.ids(),
+                                               request.allow_int2_window()));
   reply.set_matched_tokens(result.length.matched_tokens);
   reply.set_usable_tokens(result.length.usable_tokens);
   reply.set_trimmed_tokens(result.length.trimmed_tokens);
@@ -80,11 +94,11 @@ absl::Status CacheService::DoProbe(const v1::ProbeRequest& request, v1::ProbeRep
   CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
   absl::StatusOr<PrefixLength> length;
   if (request.namespace_id().empty()) {
-    length =
-        context_.store.Probe(SessionId(request.session_id()), request.context_key(), tokens.ids());
-  } else if (request.session_id() != 0) {
+    CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
+    length = context_.store.Probe(session, request.context_key(), tokens.ids());
+  } else if (request.has_session()) {
     return absl::InvalidArgumentError(
-        "session_id and namespace_id are both set: a probe is of a session's prefixes or, for "
+        "session and namespace_id are both set: a probe is of a session's prefixes or, for "
         "operators, of a namespace's");
   } else {
     CRUMB_ASSIGN_OR_RETURN(const NamespaceId namespace_id,
@@ -107,6 +121,7 @@ grpc::ServerUnaryReactor* CacheService::BeginPublish(grpc::CallbackServerContext
 
 absl::Status CacheService::DoBeginPublish(const v1::BeginPublishRequest& request,
                                           v1::BeginPublishReply& reply) {
+  CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
   CRUMB_RETURN_IF_ERROR(CheckContextKey(request.context_key()));
   CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
   if (tokens.ids().size() % kPageTokens != 0) {
@@ -115,8 +130,7 @@ absl::Status CacheService::DoBeginPublish(const v1::BeginPublishRequest& request
                                                    ": publish whole pages only"));
   }
   CRUMB_ASSIGN_OR_RETURN(const PublishPlan plan,
-                         context_.store.BeginPublish(SessionId(request.session_id()),
-                                                     request.context_key(), tokens.ids()));
+                         context_.store.BeginPublish(session, request.context_key(), tokens.ids()));
   reply.set_publish_id(plan.id.value());
   for (const PageKey& key : plan.missing) {
     if (key.encoding == PageEncoding::kInt2) {
@@ -132,7 +146,7 @@ grpc::ServerUnaryReactor* CacheService::CommitPublish(grpc::CallbackServerContex
                                                       const v1::CommitPublishRequest* request,
                                                       v1::CommitPublishReply* reply) {
   const UnaryCall unary(context_, call, RpcMethod::kCommitPublish);
-  const SessionId session(request->session_id());
+  const SessionId session(request->session().id());
   const PublishId publish(request->publish_id());
   absl::Status status = StartCommit(
       *request, [this, unary, reply, session, publish](const absl::StatusOr<CommitResult>& result) {
@@ -154,7 +168,8 @@ grpc::ServerUnaryReactor* CacheService::CommitPublish(grpc::CallbackServerContex
 absl::Status CacheService::StartCommit(const v1::CommitPublishRequest& request,
                                        PublishJob::Done done) {
   const PublishId publish(request.publish_id());
-  CRUMB_ASSIGN_OR_RETURN(auto session, context_.sessions.Find(SessionId(request.session_id())));
+  CRUMB_ASSIGN_OR_RETURN(const SessionId id, Authenticate(request.session()));
+  CRUMB_ASSIGN_OR_RETURN(auto session, context_.sessions.Find(id));
   CRUMB_ASSIGN_OR_RETURN(std::vector<StagedPage> staged, ParseStaged(request));
   if (staged.empty()) {
     // All was there already: no bytes to touch.
@@ -198,11 +213,14 @@ void CacheService::DropStaging(SessionId session, PublishId publish) {
 grpc::ServerUnaryReactor* CacheService::AbortPublish(grpc::CallbackServerContext* call,
                                                      const v1::AbortPublishRequest* request,
                                                      v1::AbortPublishReply* /*reply*/) {
-  const SessionId session(request->session_id());
-  const PublishId publish(request->publish_id());
+  return UnaryCall(context_, call, RpcMethod::kAbortPublish).Finish(DoAbortPublish(*request));
+}
+
+absl::Status CacheService::DoAbortPublish(const v1::AbortPublishRequest& request) {
+  CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
+  const PublishId publish(request.publish_id());
   DropStaging(session, publish);
-  return UnaryCall(context_, call, RpcMethod::kAbortPublish)
-      .Finish(context_.store.AbortPublish(session, publish));
+  return context_.store.AbortPublish(session, publish);
 }
 
 grpc::ServerUnaryReactor* CacheService::RenewLeases(grpc::CallbackServerContext* call,
@@ -213,9 +231,10 @@ grpc::ServerUnaryReactor* CacheService::RenewLeases(grpc::CallbackServerContext*
 
 absl::Status CacheService::DoRenewLeases(const v1::RenewLeasesRequest& request,
                                          v1::RenewLeasesReply& reply) {
+  CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<LeaseId> leases, ParseLeases(request.lease_ids()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<LeaseId> ended,
-                         context_.store.RenewLeases(SessionId(request.session_id()), leases));
+                         context_.store.RenewLeases(session, leases));
   reply.set_lease_ms(lease_ms());
   for (const LeaseId lease : ended) {
     reply.add_ended_lease_ids(lease.value());
@@ -226,11 +245,13 @@ absl::Status CacheService::DoRenewLeases(const v1::RenewLeasesRequest& request,
 grpc::ServerUnaryReactor* CacheService::ReleaseLeases(grpc::CallbackServerContext* call,
                                                       const v1::ReleaseLeasesRequest* request,
                                                       v1::ReleaseLeasesReply* /*reply*/) {
-  const UnaryCall unary(context_, call, RpcMethod::kReleaseLeases);
-  const absl::StatusOr<std::vector<LeaseId>> leases = ParseLeases(request->lease_ids());
-  return unary.Finish(leases.ok()
-                          ? context_.store.ReleaseLeases(SessionId(request->session_id()), *leases)
-                          : leases.status());
+  return UnaryCall(context_, call, RpcMethod::kReleaseLeases).Finish(DoReleaseLeases(*request));
+}
+
+absl::Status CacheService::DoReleaseLeases(const v1::ReleaseLeasesRequest& request) {
+  CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<LeaseId> leases, ParseLeases(request.lease_ids()));
+  return context_.store.ReleaseLeases(session, leases);
 }
 
 }  // namespace crumb

@@ -46,10 +46,15 @@ class CacheService : public v1::Cache::CallbackService {
                                           v1::ReleaseLeasesReply* reply) override;
 
  private:
+  // The session that a request proves to speak for. UNAUTHENTICATED: not its secret.
+  // FAILED_PRECONDITION: no such session, or it ended.
+  absl::StatusOr<SessionId> Authenticate(const v1::SessionKey& key) const;
   absl::Status DoLookup(const v1::LookupRequest& request, v1::LookupReply& reply);
   absl::Status DoProbe(const v1::ProbeRequest& request, v1::ProbeReply& reply);
   absl::Status DoBeginPublish(const v1::BeginPublishRequest& request, v1::BeginPublishReply& reply);
+  absl::Status DoAbortPublish(const v1::AbortPublishRequest& request);
   absl::Status DoRenewLeases(const v1::RenewLeasesRequest& request, v1::RenewLeasesReply& reply);
+  absl::Status DoReleaseLeases(const v1::ReleaseLeasesRequest& request);
   // Answers from the pool, by `done`, if OK.
   absl::Status StartCommit(const v1::CommitPublishRequest& request, PublishJob::Done done);
   // What came over UCX for a publish that has ended.

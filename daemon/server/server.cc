@@ -93,7 +93,7 @@ class Server::Impl {
     CRUMB_RETURN_IF_ERROR(CheckConfig(config_));
     CRUMB_ASSIGN_OR_RETURN(claim_, SocketClaim::Take(config_.unix_socket));
     CRUMB_ASSIGN_OR_RETURN(store_, PageStore::Create(config_.store, clock_));
-    metrics_ = std::make_unique<Metrics>(*store_, kCrumbVersion);
+    metrics_ = std::make_unique<Metrics>(*store_, session_table_, kCrumbVersion);
     pool_ = std::make_unique<DemotePool>(PoolOptions(config_));
     CRUMB_RETURN_IF_ERROR(StartDataPlanes());
     if (!config_.metrics.empty()) {

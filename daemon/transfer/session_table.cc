@@ -63,7 +63,8 @@ absl::Status SessionTable::Authenticate(SessionId session, const SessionSecret& 
     return NoSuchSession(session);
   }
   if (!EqualInConstantTime(entry->second.secret, secret)) {
-    return absl::PermissionDeniedError(
+    wrong_secrets_.fetch_add(1, std::memory_order_relaxed);
+    return absl::UnauthenticatedError(
         absl::StrCat("wrong secret for session ", session.value(), ": use the one of AttachReply"));
   }
   return absl::OkStatus();

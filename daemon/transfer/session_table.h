@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sessions as the data plane's sockets know them: who may ask for memory, and the staging
-// memory each has given. Sessions are made and ended by the control plane; the sockets have no
-// other way to tell one client from another than the secret.
+// Who may speak for which session, on every socket of the daemon, and the staging memory that each
+// session has given. Sessions are made and ended by the control plane. Their ids are no secret; the
+// sockets have no other way to tell one client from another than the session's secret.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,9 +36,12 @@ class SessionTable {
   // Also gives up its staging memory, once no commit reads it. No-op for one that is not there.
   void Remove(SessionId session);
 
-  // FAILED_PRECONDITION: no such session, or it ended. PERMISSION_DENIED: another secret. Takes the
-  // same time whichever byte differs.
+  // FAILED_PRECONDITION: no such session, or it ended. UNAUTHENTICATED: another secret, which is
+  // counted. Takes the same time whichever byte differs.
   absl::Status Authenticate(SessionId session, const SessionSecret& secret) const;
+
+  // How often Authenticate was given another secret.
+  uint64_t wrong_secrets() const { return wrong_secrets_.load(std::memory_order_relaxed); }
 
   // In place of an earlier one. FAILED_PRECONDITION: no such session.
   absl::Status SetStaging(SessionId session, std::shared_ptr<const StagingMemory> staging);
@@ -50,6 +54,7 @@ class SessionTable {
     std::shared_ptr<const StagingMemory> staging;  // shared: see StagingMemory::MapMemfd.
   };
 
+  mutable std::atomic<uint64_t> wrong_secrets_{0};  // Relaxed: only a figure.
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<SessionId, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };

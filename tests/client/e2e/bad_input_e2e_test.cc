@@ -85,12 +85,12 @@ class RawSession {
   absl::StatusOr<CommitCounts> Publish(std::span<const uint32_t> tokens,
                                        std::span<const BFloat16> rows,
                                        uint32_t checksum_error = 0) {
-    const auto missing = control_->BeginPublish(info().id, "", tokens, Soon());
+    const auto missing = control_->BeginPublish("", tokens, Soon());
     EXPECT_TRUE(missing.ok()) << missing.status();
     const std::span<const std::byte> bytes = std::as_bytes(rows);
     const std::span<std::byte> staging = *map_->AcquireStaging(bytes.size(), Soon());
     std::copy(bytes.begin(), bytes.end(), staging.begin());
-    CommitParams params{.session = info().id, .publish = missing->publish, .staged = {}};
+    CommitParams params{.publish = missing->publish, .staged = {}};
     const Geometry& geometry = profile_->geometry();
     const size_t head_bytes = geometry.HeadRangeBytes(PageEncoding::kBf16);
     for (uint32_t page = 0; page < tokens.size() / kPageTokens; ++page) {
@@ -107,15 +107,14 @@ class RawSession {
     params.staged[0].head_crc32c[0] += checksum_error;
     auto counts = control_->CommitPublish(params, Soon());
     if (!counts.ok()) {
-      control_->AbortPublish(info().id, missing->publish, Soon()).IgnoreError();
+      control_->AbortPublish(missing->publish, Soon()).IgnoreError();
     }
     map_->ReleaseStaging(/*discard=*/false);
     return counts;
   }
 
   uint32_t MatchedTokens(std::span<const uint32_t> tokens) {
-    return control_->Lookup({.session = info().id, .context_key = "", .tokens = tokens}, Soon())
-        ->matched_tokens;
+    return control_->Lookup({.context_key = "", .tokens = tokens}, Soon())->matched_tokens;
   }
 
  private:

@@ -173,8 +173,7 @@ TEST_P(UcxClientTest, StoppedDaemonCostsAPullItsDeadlineAndADeadOneLess) {
       {.client_name = "puller", .tenant = "default", .profile = profile_, .heads = {0, 2}});
   ASSERT_TRUE(attached.ok()) << attached.status();
   const absl::Time soon = Clock::System().Now() + absl::Seconds(10);
-  const auto found =
-      control->Lookup({.session = attached->info.id, .context_key = "", .tokens = prompt_}, soon);
+  const auto found = control->Lookup({.context_key = "", .tokens = prompt_}, soon);
   ASSERT_TRUE(found.ok()) << found.status();
   const auto transport = ConnectUcx(attached->info, soon);
   ASSERT_TRUE(transport.ok()) << transport.status();

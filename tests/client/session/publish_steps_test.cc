@@ -34,17 +34,14 @@ class FakeControlPlane : public ControlPlane {
   absl::StatusOr<FoundPrefix> Lookup(const LookupParams&, absl::Time) override {
     return absl::UnimplementedError("not needed");
   }
-  absl::StatusOr<RenewedLeases> RenewLeases(SessionId,
-                                            std::span<const LeaseId>,
-                                            absl::Time) override {
+  absl::StatusOr<RenewedLeases> RenewLeases(std::span<const LeaseId>, absl::Time) override {
     return absl::UnimplementedError("not needed");
   }
-  absl::Status ReleaseLeases(SessionId, std::span<const LeaseId>, absl::Time) override {
+  absl::Status ReleaseLeases(std::span<const LeaseId>, absl::Time) override {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<MissingPages> BeginPublish(SessionId,
-                                            const std::string&,
+  absl::StatusOr<MissingPages> BeginPublish(const std::string&,
                                             std::span<const uint32_t> tokens,
                                             absl::Time) override {
     begun_.push_back(tokens.size() / kPageTokens);
@@ -67,7 +64,7 @@ class FakeControlPlane : public ControlPlane {
     committed_pages_ += added;
     return counts;
   }
-  absl::Status AbortPublish(SessionId, PublishId publish, absl::Time) override {
+  absl::Status AbortPublish(PublishId publish, absl::Time) override {
     aborted_.push_back(publish.value());
     return absl::OkStatus();
   }

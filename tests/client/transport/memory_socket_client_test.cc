@@ -34,9 +34,9 @@ TEST_F(MemorySocketClientTest, BringsTheChunkAndItsShape) {
 }
 
 TEST_F(MemorySocketClientTest, TheDaemonsRefusalComesThroughAsItIs) {
-  arena_.SetStatus(absl::PermissionDeniedError("session 7: another secret"));
+  arena_.SetStatus(absl::UnauthenticatedError("session 7: another secret"));
   const absl::Status status = client_.GetChunk(ChunkId(1), In(absl::Seconds(5))).status();
-  EXPECT_EQ(status, absl::PermissionDeniedError("session 7: another secret"));
+  EXPECT_EQ(status, absl::UnauthenticatedError("session 7: another secret"));
   arena_.SetStatus(absl::OkStatus());
   const ChunkId id = arena_.AddChunk(PageEncoding::kInt2, 1);
   EXPECT_TRUE(client_.GetChunk(id, In(absl::Seconds(5))).ok()) << "the connection goes on";

@@ -116,7 +116,8 @@ class MetricsTest : public testing::Test {
 
   const std::unique_ptr<PageStore> store_ = *PageStore::Create(
       {.capacity_bytes = size_t{1} << 20, .chunk_bytes = size_t{1} << 16}, Clock::System());
-  Metrics metrics_{*store_, "1.2.3"};
+  SessionTable sessions_;
+  Metrics metrics_{*store_, sessions_, "1.2.3"};
 };
 
 TEST_F(MetricsTest, PageListsEachMetricWithItsTypeAndLabels) {
@@ -167,11 +168,20 @@ TEST_F(MetricsTest, TransfersAndWrittenPagesAreCounted) {
   EXPECT_EQ(Value("crumb_write_page_seconds_count{by=\"copy\"}"), "0");
 }
 
+TEST_F(MetricsTest, RequestsWithoutTheirSessionsSecretAreCounted) {
+  const SessionSecret secret = MakeSessionSecret();
+  sessions_.Add(SessionId(1), secret);
+  EXPECT_TRUE(sessions_.Authenticate(SessionId(1), secret).ok());
+  EXPECT_EQ(Value("crumb_wrong_secrets_total"), "0");
+  EXPECT_FALSE(sessions_.Authenticate(SessionId(1), MakeSessionSecret()).ok());
+  EXPECT_EQ(Value("crumb_wrong_secrets_total"), "1");
+}
+
 TEST_F(MetricsTest, AddressInUseIsNamedWithTheRemedy) {
   const auto port = metrics_.Listen("127.0.0.1:0");
   ASSERT_TRUE(port.ok()) << port.status();
   ASSERT_NE(*port, 0);
-  Metrics other(*store_, "1.2.3");
+  Metrics other(*store_, sessions_, "1.2.3");
   const std::string address = absl::StrCat("127.0.0.1:", *port);
   const absl::Status status = other.Listen(address).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);

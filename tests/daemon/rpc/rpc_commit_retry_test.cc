@@ -88,8 +88,8 @@ class RpcCommitRetryTest : public RpcTest, public testing::WithParamInterface<v1
  private:
   SessionInfo InfoOf(const TestEngine& engine) const {
     SessionInfo info;
-    info.id = SessionId(engine.session());
-    const std::string& secret = engine.reply().session_secret();
+    info.id = SessionId(engine.session().id());
+    const std::string& secret = engine.session().secret();
     std::copy_n(secret.begin(), info.secret.size(), info.secret.begin());
     info.ucx_host = engine.reply().ucx().host();
     info.ucx_port = engine.reply().ucx().port();
@@ -140,7 +140,7 @@ TEST_P(RpcCommitRetryTest, AnAbortedPublishCannotBeCommittedAnyMore) {
   FillQueue();
   ExpectStatus(Commit(request), grpc::StatusCode::RESOURCE_EXHAUSTED, {});
   v1::AbortPublishRequest abort;
-  abort.set_session_id(request.session_id());
+  *abort.mutable_session() = request.session();
   abort.set_publish_id(request.publish_id());
   v1::AbortPublishReply none;
   EXPECT_TRUE(stub_->AbortPublish(Soon().get(), abort, &none).ok());

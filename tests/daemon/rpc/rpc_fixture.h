@@ -88,7 +88,7 @@ class TestEngine {
   bool is_attached() const { return is_attached_; }
   const grpc::Status& status() const { return status_; }  // Why it is not attached.
   const v1::AttachReply& reply() const { return reply_; }
-  uint64_t session() const { return reply_.session_id(); }
+  const v1::SessionKey& session() const { return reply_.session(); }
 
   // As when the engine dies.
   void Break() {
@@ -114,8 +114,8 @@ class TestEngine {
     ASSERT_EQ(fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     MemoryRequest request;
     request.op = MemoryOp::kGiveStaging;
-    request.session_id = session();
-    std::memcpy(request.session_secret.data(), reply_.session_secret().data(), kSessionSecretBytes);
+    request.session_id = session().id();
+    std::memcpy(request.session_secret.data(), session().secret().data(), kSessionSecretBytes);
     request.argument = bytes.size();
     const int fd = memfd.get();
     const auto answer = MemorySocketPeer(reply_.memory_socket()).Ask(request, std::span(&fd, 1));
@@ -184,7 +184,7 @@ class RpcTest : public testing::Test {
   }
   v1::BeginPublishReply Begin(const TestEngine& engine, const std::vector<uint32_t>& tokens) {
     v1::BeginPublishRequest request;
-    request.set_session_id(engine.session());
+    *request.mutable_session() = engine.session();
     request.set_tokens(Packed(tokens));
     v1::BeginPublishReply reply;
     const grpc::Status status = stub_->BeginPublish(Soon().get(), request, &reply);
@@ -196,7 +196,7 @@ class RpcTest : public testing::Test {
                                    const v1::BeginPublishReply& plan,
                                    std::vector<std::byte>* staging) const {
     v1::CommitPublishRequest request;
-    request.set_session_id(engine.session());
+    *request.mutable_session() = engine.session();
     request.set_publish_id(plan.publish_id());
     std::vector<uint32_t> pages(plan.int2_missing().begin(), plan.int2_missing().end());
     pages.insert(pages.end(), plan.bf16_missing().begin(), plan.bf16_missing().end());

@@ -71,28 +71,28 @@ TEST_F(RpcTest, LimitsOfTokensAndContextKeysNameFieldValueAndLimit) {
   };
   for (const auto& [tokens, context_key, parts] : cases) {
     v1::LookupRequest lookup;
-    lookup.set_session_id(engine->session());
+    *lookup.mutable_session() = engine->session();
     lookup.set_tokens(tokens);
     lookup.set_context_key(context_key);
     v1::LookupReply lookup_reply;
     ExpectInvalid(Lookup(lookup, &lookup_reply), parts);
 
     v1::ProbeRequest probe;
-    probe.set_session_id(engine->session());
+    *probe.mutable_session() = engine->session();
     probe.set_tokens(tokens);
     probe.set_context_key(context_key);
     v1::ProbeReply probe_reply;
     ExpectInvalid(stub_->Probe(Soon().get(), probe, &probe_reply), parts);
 
     v1::BeginPublishRequest begin;
-    begin.set_session_id(engine->session());
+    *begin.mutable_session() = engine->session();
     begin.set_tokens(tokens);
     begin.set_context_key(context_key);
     v1::BeginPublishReply begin_reply;
     ExpectInvalid(stub_->BeginPublish(Soon().get(), begin, &begin_reply), parts);
   }
   v1::BeginPublishRequest begin;
-  begin.set_session_id(engine->session());
+  *begin.mutable_session() = engine->session();
   begin.set_tokens(std::string(65 * 4, '\0'));
   v1::BeginPublishReply begin_reply;
   ExpectInvalid(stub_->BeginPublish(Soon().get(), begin, &begin_reply),
@@ -102,12 +102,12 @@ TEST_F(RpcTest, LimitsOfTokensAndContextKeysNameFieldValueAndLimit) {
 TEST_F(RpcTest, ProbeIsOfASessionOrOfANamespace) {
   const auto engine = Attach();
   v1::ProbeRequest request;
-  request.set_session_id(engine->session());
+  *request.mutable_session() = engine->session();
   request.set_namespace_id(std::string(32, 'n'));
   request.set_tokens(Packed(Prompt(1, 1)));
   v1::ProbeReply reply;
-  ExpectInvalid(stub_->Probe(Soon().get(), request, &reply), {"session_id", "namespace_id"});
-  request.clear_session_id();
+  ExpectInvalid(stub_->Probe(Soon().get(), request, &reply), {"session", "namespace_id"});
+  request.clear_session();
   ExpectStatus(stub_->Probe(Soon().get(), request, &reply), grpc::StatusCode::NOT_FOUND, {});
   request.set_namespace_id(std::string(33, 'n'));
   ExpectInvalid(stub_->Probe(Soon().get(), request, &reply), {"namespace_id has 33 bytes", "32"});
@@ -117,8 +117,8 @@ TEST_F(RpcTest, LimitsOfLeaseListsNameFieldValueAndLimit) {
   const auto engine = Attach();
   v1::RenewLeasesRequest renew;
   v1::ReleaseLeasesRequest release;
-  renew.set_session_id(engine->session());
-  release.set_session_id(engine->session());
+  *renew.mutable_session() = engine->session();
+  *release.mutable_session() = engine->session();
   for (uint64_t id = 0; id <= 65536; ++id) {
     renew.add_lease_ids(id);
     release.add_lease_ids(id);
@@ -135,7 +135,7 @@ TEST_F(RpcTest, LimitsOfCommitNameFieldValueAndLimit) {
   const auto engine = Attach();
   const v1::BeginPublishReply plan = Begin(*engine, Prompt(1, 4));
   v1::CommitPublishRequest unstaged;
-  unstaged.set_session_id(engine->session());
+  *unstaged.mutable_session() = engine->session();
   unstaged.set_publish_id(plan.publish_id());
   unstaged.add_staged()->set_encoding(v1::ENCODING_INT2);
   ExpectStatus(Commit(unstaged), grpc::StatusCode::FAILED_PRECONDITION, {"no staging memory"});

@@ -58,7 +58,8 @@ TEST_F(RpcTest, ProfileFileOfAnotherHashIsRefusedWithBothHashes) {
 
 TEST_F(RpcTest, CallsOfNoSessionAreToldToAttach) {
   v1::LookupRequest request;
-  request.set_session_id(4711);
+  request.mutable_session()->set_id(4711);
+  request.mutable_session()->set_secret(std::string(16, 's'));
   request.set_tokens(Packed(Prompt(1, 1)));
   v1::LookupReply reply;
   ExpectStatus(Lookup(request, &reply), grpc::StatusCode::FAILED_PRECONDITION, {"4711"});
@@ -82,7 +83,7 @@ TEST_F(RpcTest, PublishedPrefixIsFoundUnderALease) {
   EXPECT_EQ(committed.pages_present(), 0u);
 
   v1::LookupRequest request;
-  request.set_session_id(engine->session());
+  *request.mutable_session() = engine->session();
   request.set_tokens(Packed(Prompt(1, 5)));
   v1::LookupReply found;
   ASSERT_TRUE(Lookup(request, &found).ok());
@@ -129,7 +130,7 @@ TEST_F(RpcTest, BrokenStreamEndsTheSessionAndAllItHeld) {
   const auto engine = Attach();
   ASSERT_TRUE(Commit(Stage(*engine, Begin(*engine, Prompt(1, 4)))).ok());
   v1::LookupRequest request;
-  request.set_session_id(engine->session());
+  *request.mutable_session() = engine->session();
   request.set_tokens(Packed(Prompt(1, 5)));
   v1::LookupReply found;
   ASSERT_TRUE(Lookup(request, &found).ok());
@@ -176,7 +177,7 @@ TEST_F(RpcTest, DrainTellsTheSessionsAndLetsThemFinishWhatTheyBegan) {
   EXPECT_TRUE(news.draining());
   EXPECT_EQ(Health(channel_), kNotServing);
   v1::LookupRequest request;
-  request.set_session_id(engine->session());
+  *request.mutable_session() = engine->session();
   request.set_tokens(Packed(Prompt(1, 5)));
   v1::LookupReply found;
   ExpectStatus(Lookup(request, &found), grpc::StatusCode::UNAVAILABLE, {"drain"});

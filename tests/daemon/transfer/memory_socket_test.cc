@@ -135,7 +135,7 @@ TEST_F(MemorySocketTest, WrongSecretIsDeniedWhateverByteDiffers) {
     request.session_secret[byte] ^= 1;
     const auto answer = peer.Ask(request);
     ASSERT_TRUE(answer.has_value());
-    EXPECT_EQ(answer->code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_EQ(answer->code(), absl::StatusCode::kUnauthenticated);
     EXPECT_FALSE(answer->fd.is_valid());
   }
   EXPECT_EQ(peer.Ask(Request(MemoryOp::kGetChunk, chunk_))->code(), absl::StatusCode::kOk);

@@ -166,7 +166,7 @@ TEST_P(UcxServerTest, AWrongSecretAndAForeignSessionAreRefused) {
   SessionInfo wrong = session_;
   wrong.secret[3] ^= 1;
   absl::Status status = ConnectUcxWithOptions(options_, wrong, Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
   wrong = session_;
   wrong.id = SessionId(987654);
   status = ConnectUcxWithOptions(options_, wrong, Soon()).status();
