@@ -5,9 +5,8 @@ the recipe as published, and the codec of the shipped profile. Writes build/accu
 
     run_accuracy.py --bin DIR --model GGUF --profile FILE --tokens NPZ --out JSON [--texts 1]
 
-Fields of the JSON: texts (indices into the archive's `eval`), runs[] with name, perplexity, gap (against
-this run's BF16), reference (PyTorch, all 8 texts; docs of the study), num_predictions, seconds, and the
-same of each text. With all texts, `within` says whether a run is as near to its reference as it must be.
+bench/README.md says what the fields of the JSON are. With all texts, the exit status is 1 when a perplexity is
+further from its reference than it may be.
 """
 import argparse
 import json
@@ -17,6 +16,11 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "report"))
+import figures
+import machine
+
+SCHEMA = 1
 ALL_TEXTS = 8
 CALIBRATION_TEXTS = 8
 # Name -> (perplexity in PyTorch over all texts, allowed distance).
@@ -45,6 +49,12 @@ def perplexity(options, tokens, profile):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
+def as_figures(runs):
+    for run in runs:
+        yield figures.Figure("accuracy", run["name"], run["perplexity"], "perplexity", "lower",
+                             limit=runs[0]["perplexity"], limit_name="BF16, the same texts")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True)
@@ -59,6 +69,7 @@ def main():
               file=sys.stderr)
         return 1
 
+    host = machine.describe()
     runs = []
     with tempfile.TemporaryDirectory(prefix="crumb-accuracy-") as name:
         folder = pathlib.Path(name)
@@ -75,7 +86,9 @@ def main():
             runs.append(run)
             print(f"{label:24} perplexity {run['perplexity']:7.4f}  {100 * run['gap']:+6.2f} %  "
                   f"(reference over all texts {reference})  {run['seconds']:.0f} s", flush=True)
-    options.out.write_text(json.dumps({"texts": list(range(options.texts)), "runs": runs}, indent=1))
+    options.out.write_text(json.dumps(
+        {"schema": SCHEMA, "machine": host, "figures": [figure.as_dict() for figure in as_figures(runs)],
+         "texts": list(range(options.texts)), "runs": runs}, indent=1))
     print(f"Figures: {options.out}")
     missed = [run["name"] for run in runs if run.get("within") is False]
     if missed:

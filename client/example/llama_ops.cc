@@ -45,12 +45,12 @@ void RotaryEmbedding::SetPositions(uint32_t first_position, uint32_t num_tokens)
 void RotaryEmbedding::Apply(float* rows, uint32_t stride) const {
   const Turn* turn = turns_.data();
   for (size_t token = 0; token < turns_.size() / num_pairs_; ++token) {
-    float* head = rows + token * stride;
-    for (uint32_t i = 0; i < num_pairs_; ++i, ++turn) {
-      const float x = head[2 * i];
-      const float y = head[2 * i + 1];
-      head[2 * i] = x * turn->cosine - y * turn->sine;
-      head[2 * i + 1] = x * turn->sine + y * turn->cosine;
+    float* pair = rows + token * stride;
+    for (uint32_t i = 0; i < num_pairs_; ++i, ++turn, pair += 2) {
+      const float x = pair[0];
+      const float y = pair[1];
+      pair[0] = x * turn->cosine - y * turn->sine;
+      pair[1] = x * turn->sine + y * turn->cosine;
     }
   }
 }

@@ -22,14 +22,14 @@ MatMulKernel* ChooseKernel() {
 
 void MatMul(
     const MatrixView& weights, const float* in, uint32_t num_tokens, float* out, WorkerTeam& team) {
-  static MatMulKernel* const kernel = ChooseKernel();
+  static MatMulKernel* const kKernel = ChooseKernel();
   const uint32_t granules = (weights.rows + kRowGranule - 1) / kRowGranule;
   const uint32_t share = (granules + team.num_workers() - 1) / team.num_workers() * kRowGranule;
   team.Run([&](uint32_t worker) {
     const uint32_t first = std::min(weights.rows, worker * share);
     const uint32_t end = std::min(weights.rows, first + share);
     if (first < end) {
-      kernel(weights, first, end - first, in, num_tokens, out);
+      kKernel(weights, first, end - first, in, num_tokens, out);
     }
   });
 }

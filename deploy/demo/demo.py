@@ -9,7 +9,6 @@ the third pulls them over UCX. Prints what each did, as measured, and writes it 
 """
 import argparse
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -18,6 +17,11 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "bench/report"))
+import figures
+import machine
+
+SCHEMA = 1
 QUESTIONS = ["My order A-104233 has not arrived. Where is it?",
              "Can I return a book that I bought last week?",
              "Can I return a book that I bought last week?"]
@@ -95,6 +99,23 @@ def table(runs):
     return "\n".join(lines)
 
 
+def as_figures(runs):
+    """What the table shows, each beside what it is held against; bench/README.md lists the fields."""
+    cold = runs[0]["time_to_first_token_ms"]
+    for title, run in zip(TITLES, runs):
+        program = f"engine {title}"
+        yield figures.Figure(program, "prompt", run["prompt_tokens"], "tokens")
+        yield figures.Figure(program, "reused", run["reused_tokens"], "tokens", limit=run["prompt_tokens"],
+                             limit_name="the prompt")
+        yield figures.Figure(program, "time to first token", run["time_to_first_token_ms"], "ms", "lower",
+                             limit=cold, limit_name="engine 1, cold", target=None if run is runs[0] else cold / 8)
+        yield figures.Figure(program, "decode", run["decode_tokens_per_second"], "tokens/s")
+        yield figures.Figure(program, "copied", run["copied_bytes"], "B", "lower")
+        yield figures.Figure(program, "held", sum(run[f"{owner}_{encoding}_bytes"] for owner in ("own", "shared")
+                                                  for encoding in ("int2", "bf16")), "B", "lower",
+                             limit=run["bf16_equivalent_bytes"], limit_name="all in BF16")
+
+
 def check(runs):
     cold, mapped, pulled = runs
     problems = []
@@ -144,9 +165,11 @@ def main():
     print("crumbctl tree\n" + tree)
     problems = check(runs) if options.check else []
     if options.out:
-        options.out.write_text(json.dumps({"machine": {"cpus": os.cpu_count()}, "engines": [
-            {"name": title, "question": question, **run} for title, question, run in zip(TITLES, QUESTIONS, runs)]},
-            indent=1))
+        engines = [{"name": title, "question": question, **run}
+                   for title, question, run in zip(TITLES, QUESTIONS, runs)]
+        options.out.write_text(json.dumps(
+            {"schema": SCHEMA, "machine": machine.describe(),
+             "figures": [figure.as_dict() for figure in as_figures(runs)], "engines": engines}, indent=1))
         print(f"Figures: {options.out}")
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
