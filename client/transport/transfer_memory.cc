@@ -2,6 +2,7 @@
 #include "client/transport/transfer_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -34,6 +35,13 @@ AnonymousMemory::AnonymousMemory(AnonymousMemory&& other) noexcept
 AnonymousMemory& AnonymousMemory::operator=(AnonymousMemory&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   return *this;
+}
+
+bool AnonymousMemory::Forget(size_t kept_bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t kept = std::min((kept_bytes + page - 1) / page * page, bytes_.size());
+  return kept == bytes_.size() ||
+         madvise(bytes_.data() + kept, bytes_.size() - kept, MADV_DONTNEED) == 0;
 }
 
 AnonymousMemory::~AnonymousMemory() {

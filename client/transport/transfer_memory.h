@@ -35,6 +35,9 @@ class AnonymousMemory {
   ~AnonymousMemory();
 
   std::span<std::byte> bytes() const { return bytes_; }
+  // Gives the physical pages beyond the first `kept_bytes` back to the system; they are zero when
+  // they are used next. False: the system refused, which it does not for memory of Map.
+  bool Forget(size_t kept_bytes);
 
  private:
   std::span<std::byte> bytes_;

@@ -37,6 +37,8 @@ absl::Status PublishJob::RunPage(size_t index, DemoteScratch& scratch) {
 
 void PublishJob::Finish(absl::Status status) {
   guard_ = WriteGuard();
+  // Before the answer, so that whoever has it finds the memory given back.
+  inputs_.memory = nullptr;
   if (!status.ok()) {
     done_(status);
     return;

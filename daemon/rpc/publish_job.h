@@ -50,7 +50,7 @@ class PublishJob : public DemoteJob {
   PageOwner owner() const { return {*inputs_.session->profile, inputs_.session->heads}; }
 
   RpcContext& context_;
-  const Inputs inputs_;
+  Inputs inputs_;  // Constant until Finish, which lets go of the memory.
   const Done done_;
   WriteGuard guard_;
   std::vector<PageTask> tasks_;

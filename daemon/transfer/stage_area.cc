@@ -1,22 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/transfer/stage_area.h"
 
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 #include "proto/base/status_macros.h"
 
 namespace crumb {
+namespace {
+
+// What touching one byte may take.
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+}  // namespace
+
+// How much of it is in use, and what is kept of regions that have ended. Thread-safe.
+class StageArea::Memory {
+ public:
+  explicit Memory(size_t max_kept_bytes) : max_kept_bytes_(max_kept_bytes) {}
+
+  // RESOURCE_EXHAUSTED: no address space.
+  absl::StatusOr<AnonymousMemory> Take() {
+    {
+      const absl::MutexLock lock(&mutex_);
+      if (!kept_.empty()) {
+        Kept kept = std::move(kept_.back());
+        kept_.pop_back();
+        kept_bytes_ -= kept.touched_bytes;
+        return std::move(kept.memory);
+      }
+    }
+    return AnonymousMemory::Map(kMaxStagingBytes);
+  }
+  // Of which the first `used_bytes` were in use. What is beyond the bound goes back to the system.
+  void GiveBack(AnonymousMemory memory, size_t used_bytes) {
+    used_bytes_ -= used_bytes;
+    size_t keep;
+    {
+      const absl::MutexLock lock(&mutex_);
+      const size_t pages = (used_bytes + kHugePageBytes - 1) / kHugePageBytes;
+      keep = std::min(pages, (max_kept_bytes_ - kept_bytes_) / kHugePageBytes) * kHugePageBytes;
+      kept_bytes_ += keep;
+    }
+    // Without the lock, for it takes milliseconds.
+    if (keep == 0 || !memory.Forget(keep)) {
+      const absl::MutexLock lock(&mutex_);
+      kept_bytes_ -= keep;
+      return;
+    }
+    const absl::MutexLock lock(&mutex_);
+    kept_.push_back({std::move(memory), keep});
+  }
+  void DropKept() {
+    std::vector<Kept> dropped;  // Unmapped after the lock.
+    const absl::MutexLock lock(&mutex_);
+    dropped.swap(kept_);
+    for (const Kept& kept : dropped) {
+      kept_bytes_ -= kept.touched_bytes;
+    }
+  }
+  size_t kept_bytes() const {
+    const absl::MutexLock lock(&mutex_);
+    return kept_bytes_;
+  }
+  std::atomic<size_t>& used_bytes() { return used_bytes_; }
+
+ private:
+  struct Kept {
+    AnonymousMemory memory;
+    size_t touched_bytes;
+  };
+
+  const size_t max_kept_bytes_;
+  std::atomic<size_t> used_bytes_{0};
+  mutable absl::Mutex mutex_;
+  std::vector<Kept> kept_ ABSL_GUARDED_BY(mutex_);
+  size_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // At least the sum of kept_, within the bound.
+};
+
+// shared: see Region.
+StageArea::Region::Region(std::shared_ptr<Memory> of_area, AnonymousMemory memory)
+    : of_area_(std::move(of_area)), memory_(std::move(memory)) {}
 
 StageArea::Region::~Region() {
-  if (used_bytes_ != nullptr) {
-    *used_bytes_ -= announced_bytes_;
-  }
+  of_area_->GiveBack(std::move(memory_), announced_bytes_);
 }
 
 // shared: see Region.
 StageArea::StageArea(const Options& options, const Clock& clock)
-    : options_(options), clock_(clock), used_bytes_(std::make_shared<std::atomic<size_t>>(0)) {}
+    : options_(options),
+      clock_(clock),
+      memory_(std::make_shared<Memory>(options.max_kept_bytes)),
+      ended_at_(clock.Now()) {}
+
+size_t StageArea::used_bytes() const {
+  return memory_->used_bytes();
+}
+
+size_t StageArea::kept_bytes() const {
+  return memory_->kept_bytes();
+}
 
 absl::StatusOr<std::shared_ptr<StageArea::Region>> StageArea::RegionFor(
     const Key& key, const StageMessage& message) {
@@ -33,9 +120,9 @@ absl::StatusOr<std::shared_ptr<StageArea::Region>> StageArea::RegionFor(
         absl::StrCat("publish over UCX: ", regions_.size(),
                      " publishes are being staged, the limit; retry, or go on without"));
   }
-  auto region = std::make_shared<Region>();
-  CRUMB_ASSIGN_OR_RETURN(region->memory_, AnonymousMemory::Map(kMaxStagingBytes));
-  region->used_bytes_ = used_bytes_;
+  CRUMB_ASSIGN_OR_RETURN(AnonymousMemory memory, memory_->Take());
+  // shared: see Place.
+  std::shared_ptr<Region> region(new Region(memory_, std::move(memory)));
   return regions_.emplace(key, std::move(region)).first->second;
 }
 
@@ -59,12 +146,13 @@ absl::StatusOr<StageArea::Place> StageArea::Reserve(SessionId session,
         ", or a new one once that has been answered"));
   }
   if (begins) {
-    if (*used_bytes_ + message.request_bytes > options_.max_bytes) {
+    const size_t used_bytes = memory_->used_bytes();
+    if (used_bytes + message.request_bytes > options_.max_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "publish of ", message.request_bytes, " bytes over UCX: ", used_bytes_->load(), " of ",
+          "publish of ", message.request_bytes, " bytes over UCX: ", used_bytes, " of ",
           options_.max_bytes, " bytes of staging are in use; retry, or go on without"));
     }
-    *used_bytes_ += message.request_bytes;
+    memory_->used_bytes() += message.request_bytes;
     region->announced_bytes_ += message.request_bytes;
     region->request_bytes_ = message.request_bytes;
     region->begun_at_ = clock_.Now();
@@ -87,21 +175,39 @@ std::optional<StageArea::Landing> StageArea::Landed(const Place& place) {
 }
 
 void StageArea::Drop(SessionId session, PublishId publish) {
-  const absl::MutexLock lock(&mutex_);
-  regions_.erase({session, publish});
+  DropIf([&](const Key& key, const Region&) { return key == Key{session, publish}; });
 }
 
 void StageArea::DropSession(SessionId session) {
-  const absl::MutexLock lock(&mutex_);
-  regions_.erase(regions_.lower_bound({session, PublishId(0)}),
-                 regions_.upper_bound({session, PublishId(UINT64_MAX)}));
+  DropIf([&](const Key& key, const Region&) { return key.first == session; });
 }
 
 void StageArea::Tick(absl::Time now) {
+  DropIf([&](const Key&, const Region& region) {
+    return now > region.touched_at_ + options_.max_idle;
+  });
+  const bool is_idle = [&] {
+    const absl::MutexLock lock(&mutex_);
+    return regions_.empty() && now > ended_at_ + options_.max_kept_idle;
+  }();
+  if (is_idle) {
+    memory_->DropKept();
+  }
+}
+
+template <typename Predicate>
+void StageArea::DropIf(Predicate is_dropped) {
+  std::vector<std::shared_ptr<Region>> dropped;  // Given back after the lock.
+  const absl::Time now = clock_.Now();
   const absl::MutexLock lock(&mutex_);
   for (auto region = regions_.begin(); region != regions_.end();) {
-    region = now > region->second->touched_at_ + options_.max_idle ? regions_.erase(region)
-                                                                   : std::next(region);
+    if (is_dropped(region->first, *region->second)) {
+      ended_at_ = now;
+      dropped.push_back(std::move(region->second));
+      region = regions_.erase(region);
+    } else {
+      ++region;
+    }
   }
 }
 
