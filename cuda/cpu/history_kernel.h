@@ -6,29 +6,33 @@
 // or two base-256 digits, so that a product sum is whole numbers throughout and no element is ever
 // made a float. Scale and minimum of the rows are folded in outside:
 //
-//   score  = scale_k * (q . code) + min_k * sum(q)
+//   score  = unit * (scale_k * (q . code) + min_k * sum(q))
 //   output = sum((p * scale_v) * code) + sum(p * min_v)
 //
-// Two digits (16 bits) where they can be seen, one where they cannot: a page none of whose tokens
-// has as much as kFineShare of the probability so far is read with digit 0 of q and eight bits of
-// p * scale_v. See docs/decisions/0020-digits-by-share.md for what that costs.
+// Two digits (16 bits) where they can be seen, one where they cannot: a row that gives no token of
+// the page as much as kFineShare of its probability so far, nor so much that the error of its score
+// could be seen, is read with digit 0 of q and eight bits of p * scale_v. See
+// docs/decisions/0020-digits-by-share.md for what that costs.
+//
+// Probabilities are 2^(score - max) of a maximum that lags: it moves only when a page's highest
+// score is kHeadroom above it, so that weights need not wait for the page's own maximum and outputs
+// are seldom rescaled.
 //
 // Cache lines of a page to come are asked for along the way, its key codes while keys are
 // multiplied, its metadata while weights are made, its value codes while values are multiplied.
-//
-// Odd pairs of bits are masked in place, not shifted: they enter four times too large, which their
-// scale takes back.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
+#include "cuda/cpu/history_products.h"
 #include "cuda/cpu/split_attention_kernel.h"
 
 namespace crumb::cpu {
 
 inline constexpr float kFineShare = 1.0f / 256;
+inline constexpr float kFineError = 1.0f / 8192;  // Of a share times its score's error.
+inline constexpr float kHeadroom = 16;            // Of scores, in units of log 2.
 
 // The last digit of p is rounded up by these, spread evenly over [0, 1): many small probabilities
 // then keep their sum, which rounding to nearest would make 0.
@@ -51,376 +55,223 @@ inline constexpr RoundingOffsets kRoundingOffsets = MakeRoundingOffsets();
 template <typename Simd>
 class HistoryKernel {
  public:
-  static void Transpose(size_t key_dim,
-                        size_t value_dim,
-                        const std::byte* block,
-                        TransposedPage& page) {
-    TransposeKeys(block, key_dim / 32, page.keys);
-    const std::byte* values = block + kPageTokens * key_dim / 4;
-    TransposeValues(values, value_dim / 32, page.values);
-    const std::byte* meta = values + kPageTokens * value_dim / 4;
-    Simd::SplitMeta(meta, page.key_scale, page.key_min);
-    Simd::SplitMeta(meta + size_t{4} * kPageTokens, page.value_scale, page.value_min);
-    Float highest = Simd::Set(0);
-    for (size_t i = 0; i < kPageTokens; i += kLanes) {
-      highest = Simd::Max(Simd::Load(page.value_scale + i), highest);
-      if (i >= kPageTokens / 2) {
-        Simd::Store(Simd::Mul(Simd::Load(page.key_scale + i), Simd::Set(0.25f)),
-                    page.key_scale + i);
-      }
-    }
-    page.max_value_scale = Simd::ReduceMax(highest);
-  }
-
-  // NOLINTNEXTLINE(readability-function-size): as the table of functions.
-  static void AttendPage(size_t key_dim,
-                         size_t value_dim,
-                         const TransposedPage& page,
+  static void AttendPage(const PageArgs& page,
                          const FixedQueries& queries,
                          size_t num_rows,
-                         const std::byte* ahead,
                          ChunkState& state,
                          float* outputs) {
     switch (num_rows) {
       case 1:
-        return AttendRows<1>(key_dim, value_dim, page, queries, ahead, state, outputs);
+        return AttendRows<1>(page, queries, state, outputs);
       case 2:
-        return AttendRows<2>(key_dim, value_dim, page, queries, ahead, state, outputs);
+        return AttendRows<2>(page, queries, state, outputs);
       case 3:
-        return AttendRows<3>(key_dim, value_dim, page, queries, ahead, state, outputs);
+        return AttendRows<3>(page, queries, state, outputs);
       default:
-        return AttendRows<kChunkRows>(key_dim, value_dim, page, queries, ahead, state, outputs);
+        return AttendRows<kChunkRows>(page, queries, state, outputs);
     }
   }
 
  private:
+  using Float = typename Simd::Float;
+  using Int = typename Simd::Int;
+  using Products = HistoryProducts<Simd>;
+  static constexpr size_t kLanes = Simd::kLanes;
+  using Rows = Float[kChunkRows];  // One vector a row, lanes still to be combined.
+
+  // Of one page; tokens by position.
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
+  struct alignas(64) Work {
+    float key_scale[kPageTokens];
+    float key_min[kPageTokens];
+    float value_scale[kPageTokens];
+    float value_min[kPageTokens];
+    int32_t products[kChunkRows][kPageTokens];
+    float weights[kChunkRows][kPageTokens];      // p * scale_v
+    uint8_t digits[2][kChunkRows][kPageTokens];  // The same, by digit.
+    float units[2][ChunkState::kMaxLanes];       // What 1 of a digit is worth.
+    float inverses[ChunkState::kMaxLanes];       // Of units[0].
+    float max_key_scale;
+    bool fine[kChunkRows];
+  };
+  // Of a chunk's weights for one page.
+  struct Totals {
+    Rows highest;  // Of the scores, in the queries' unit.
+    Rows largest;  // Of the weights.
+    Rows sum;
+    Rows offset;
+  };
+
   template <size_t kRows>
-  static void AttendRows(size_t key_dim,
-                         size_t value_dim,
-                         const TransposedPage& page,
+  static void AttendRows(const PageArgs& page,
                          const FixedQueries& queries,
-                         const std::byte* ahead,
                          ChunkState& state,
                          float* outputs) {
     Work work;  // NOLINT(cppcoreguidelines-pro-type-member-init): written before it is read.
-    MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[0], false, ahead, work);
-    MakeScores<kRows>(page, queries, 0, work);
-    const bool fine = AnyShareAbove<kRows>(kFineShare, state, work);
-    if (fine) {
-      MultiplyKeys<kRows>(page.keys, key_dim / 8, queries.digits[1], true, ahead, work);
-      MakeScores<kRows>(page, queries, 1, work);
+    ReadMeta(page, work);
+    Products::template MultiplyKeys<kRows>(page, queries.digits[0], 0, false, work.products);
+    Totals totals;  // NOLINT(cppcoreguidelines-pro-type-member-init): as work.
+    WeighRows<kRows>(queries, state, work, totals);
+    const Float highest = HighestOfEach(queries, totals);
+    if (!(Simd::ReduceMax(Simd::Sub(highest, Simd::Load(state.max))) <= kHeadroom)) {
+      Rescale<kRows>(highest, PaddedValueDim(page.value_dim), state, outputs);
+      WeighRows<kRows>(queries, state, work, totals);
     }
-    MakeWeights<kRows>(page, fine, ahead + 16 * (key_dim + value_dim), state, work);
-    const size_t num_tiles = NumValueTiles(value_dim);
-    for (size_t tile = 0; tile < num_tiles; tile += kTiles) {
-      MultiplyValues<kRows>(page.values + tile * kTileWords, fine ? 2 : 1,
-                            ahead + 16 * key_dim + 512 * tile, work,
-                            outputs + tile * kValueTileChannels, PaddedValueDim(value_dim));
-    }
-  }
-
-  using Float = typename Simd::Float;
-  using Int = typename Simd::Int;
-  static constexpr size_t kLanes = Simd::kLanes;
-  static constexpr size_t kTileWords = size_t{8} * 16;
-  // Vectors that are multiplied side by side, as registers allow.
-  static constexpr size_t kSets = Simd::kRegisters >= 32 ? 2 : 1;
-  static constexpr size_t kTiles = Simd::kRegisters >= 32 ? 2 : 1;
-
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
-  struct alignas(64) Work {
-    int32_t products[kChunkRows][kPageTokens];
-    float scores[kChunkRows][kPageTokens];
-    uint8_t weights[2][kChunkRows][kPageTokens];  // p * scale_v: digits, by token position.
-    float highest[ChunkState::kMaxLanes] = {};    // Of the page's scores.
-    float decay[ChunkState::kMaxLanes];           // 2^(old max - new max).
-    float weight_unit[ChunkState::kMaxLanes];     // What 1 of the last digit is worth.
-  };
-
-  // NOLINTNEXTLINE(readability-function-size): one branch a shape.
-  static void TransposeKeys(const std::byte* codes, size_t num_steps, uint32_t* out) {
-    if (num_steps == 2) {
-      for (size_t half = 0; half < 2; ++half) {  // g in 4 * half + 0..3; vector 0 and 1 of each.
-        const void* rows[8];
-        for (size_t r = 0; r < 8; ++r) {
-          rows[r] = codes + (r % 2 * 8 + half * 4 + r / 2) * 64;
-        }
-        Simd::TransposePairs(rows, out + 16 * half, 32);
+    const bool any_fine = FindFineRows<kRows>(highest, queries, state, work);
+    for (size_t row = 0; any_fine && row < kRows; ++row) {
+      if (work.fine[row]) {
+        Products::template MultiplyKeys<1>(page, queries.digits[1], row, true, work.products);
+        WeighRow(queries, 1, row, state, work, totals);
       }
-      return;
     }
-    alignas(64) uint32_t gathered[16][16];
-    for (size_t half = 0; half < 2; ++half) {
-      for (size_t step = 0; step < num_steps; step += 4) {
-        const void* rows[16];  // (g, mt): four steps of each lane's t.
-        for (size_t r = 0; r < 16; ++r) {
-          const size_t g = half * 4 + r / 4;
-          const size_t word = r % 4 * num_steps + step;
-          if (num_steps % 4 == 0) {
-            rows[r] = codes + (word / 4 * 8 + g) * 64;
-            continue;
-          }
-          GatherWords(codes, word, g, gathered[r], num_steps - step);
-          rows[r] = gathered[r];
-        }
-        if (num_steps - step >= 4) {
-          Simd::TransposeWords(rows, out + step * 4 * 32 + 16 * half, 32);
-          continue;
-        }
-        alignas(64) uint32_t last[16][16];
-        Simd::TransposeWords(rows, last[0], 16);
-        for (size_t i = 0; i < (num_steps - step) * 4; ++i) {
-          std::memcpy(out + (step * 4 + i) * 32 + 16 * half, last[i], 64);
-        }
+    AddTotals(totals, state);
+    MakeDigits<kRows>(page, totals, work);
+    Products::template MultiplyValues<kRows>(page, work.digits[0], work.units[0], 0, outputs);
+    for (size_t row = 0; any_fine && row < kRows; ++row) {
+      if (work.fine[row]) {
+        Products::template MultiplyValues<1>(page, work.digits[1], work.units[1], row, outputs);
       }
     }
   }
 
-  // Words `word` and on, at most four, of lanes 4 * g + t: to[4 * t + i].
-  static void GatherWords(
-      const std::byte* codes, size_t word, size_t g, uint32_t* to, size_t num_words) {
-    for (size_t t = 0; t < 4; ++t) {
-      for (size_t i = 0; i < 4; ++i) {
-        const size_t w = word + i;
-        const size_t from = (w / 4 * 32 + 4 * g + t) * 16 + w % 4 * 4;
-        to[4 * t + i] = 0;
-        if (i < num_words) {
-          std::memcpy(to + 4 * t + i, codes + from, 4);
-        }
+  static void ReadMeta(const PageArgs& page, Work& work) {
+    const std::byte* meta = page.block + kPageTokens / 4 * (page.key_dim + page.value_dim);
+    Simd::SplitMeta(meta, work.key_scale, work.key_min);
+    Simd::SplitMeta(meta + size_t{4} * kPageTokens, work.value_scale, work.value_min);
+    Float largest = Simd::Zero();
+    for (size_t i = 0; i < kPageTokens; i += kLanes) {
+      const Float scale = Simd::Load(work.key_scale + i);
+      largest = Simd::Max(largest, scale);
+      if (i >= kPageTokens / 2) {  // Row half 1.
+        Simd::Store(Simd::Mul(scale, Simd::Set(0.25f)), work.key_scale + i);
       }
     }
+    work.max_key_scale = Simd::ReduceMax(largest);
   }
 
-  static void TransposeValues(const std::byte* codes, size_t num_vectors, uint32_t* out) {
-    alignas(64) static constexpr uint32_t kNoCodes[16] = {};
-    for (size_t vector = 0; vector < num_vectors; vector += 2) {
-      const void* rows[16];
-      for (size_t r = 0; r < 16; ++r) {
-        const bool there = vector + r / 8 < num_vectors;
-        rows[r] = there ? static_cast<const void*>(codes + (vector * 8 + r) * 64) : kNoCodes;
-      }
-      Simd::TransposeWords(rows, out + vector * kTileWords, 16);
-    }
-  }
-
-  // products[row][position] (* 256 if `add`) += digit . code.
   template <size_t kRows>
-  // NOLINTNEXTLINE(readability-function-size): loops over registers.
-  static void MultiplyKeys(const uint32_t* keys,
-                           size_t num_words,
-                           const int32_t* digits,
-                           bool add,
-                           const std::byte* ahead,
-                           Work& work) {
-    const Int low = Simd::SetInt(0x03030303);
-    const Int high = Simd::SetInt(0x0c0c0c0c);
-    for (size_t position = 0; position < 32; position += kSets * kLanes) {
-      Int sums[kSets][2][kRows];
-#pragma GCC unroll 2
-      for (size_t set = 0; set < kSets; ++set) {
+  static void WeighRows(const FixedQueries& queries,
+                        const ChunkState& state,
+                        Work& work,
+                        Totals& totals) {
 #pragma GCC unroll 4
-        for (size_t row = 0; row < kRows; ++row) {
-          int32_t* from = work.products[row] + position + set * kLanes;
-          sums[set][0][row] = add ? Simd::ShiftLeft8(Simd::LoadInt(from)) : Simd::ZeroInt();
-          sums[set][1][row] = add ? Simd::ShiftLeft8(Simd::LoadInt(from + 32)) : Simd::ZeroInt();
-        }
-      }
-      for (size_t word = 0; word < num_words; ++word) {
-        const int32_t* q = digits + word * 2 * kChunkRows;
-        Prefetch(ahead + 128 * word, 2);
-#pragma GCC unroll 2
-        for (size_t set = 0; set < kSets; ++set) {
-          const Int x = Simd::LoadInt(keys + word * 32 + position + set * kLanes);
-          const Int y = Simd::ShiftRight4(x);
-          const Int codes[2][2] = {{Simd::And(x, low), Simd::And(x, high)},
-                                   {Simd::And(y, low), Simd::And(y, high)}};
-#pragma GCC unroll 4
-          for (size_t row = 0; row < kRows; ++row) {
-            const Int first = Simd::SetInt(q[row]);
-            const Int second = Simd::SetInt(q[kChunkRows + row]);
-            sums[set][0][row] = Simd::Dot(sums[set][0][row], codes[0][0], first);
-            sums[set][1][row] = Simd::Dot(sums[set][1][row], codes[0][1], first);
-            sums[set][0][row] = Simd::Dot(sums[set][0][row], codes[1][0], second);
-            sums[set][1][row] = Simd::Dot(sums[set][1][row], codes[1][1], second);
-          }
-        }
-      }
-#pragma GCC unroll 2
-      for (size_t set = 0; set < kSets; ++set) {
-#pragma GCC unroll 4
-        for (size_t row = 0; row < kRows; ++row) {
-          int32_t* to = work.products[row] + position + set * kLanes;
-          Simd::StoreInt(sums[set][0][row], to);
-          Simd::StoreInt(sums[set][1][row], to + 32);
-        }
+    for (size_t row = 0; row < kChunkRows; ++row) {
+      if (row < kRows) {
+        WeighRow(queries, 0, row, state, work, totals);
+      } else {
+        totals.highest[row] = totals.largest[row] = totals.sum[row] = totals.offset[row] =
+            Simd::Zero();
       }
     }
   }
 
-  // `digit`: the last one that the products hold.
+  // A row's probabilities and weights from its products, which hold the digits up to `digit`.
+  static void WeighRow(const FixedQueries& queries,
+                       size_t digit,
+                       size_t row,
+                       const ChunkState& state,
+                       Work& work,
+                       Totals& totals) {
+    const Float unit = Simd::Set(queries.units[digit][row]);
+    const Float query_sum = Simd::Set(queries.sums[digit][row]);
+    const Float max = Simd::Set(-state.max[row]);
+    Float highest = Simd::Set(-__builtin_inff());
+    Float largest = Simd::Zero();
+    Float sum = Simd::Zero();
+    Float offset = Simd::Zero();
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kPageTokens; i += kLanes) {
+      const Float product = Simd::ToFloat(Simd::LoadInt(work.products[row] + i));
+      const Float score = Simd::MulAdd(product, Simd::Load(work.key_scale + i),
+                                       Simd::Mul(query_sum, Simd::Load(work.key_min + i)));
+      highest = Simd::Max(highest, score);
+      const Float p = Simd::Exp2Near(Simd::MulAdd(score, unit, max));
+      const Float weight = Simd::Mul(p, Simd::Load(work.value_scale + i));
+      sum = Simd::Add(sum, p);
+      offset = Simd::MulAdd(p, Simd::Load(work.value_min + i), offset);
+      largest = Simd::Max(largest, weight);
+      Simd::Store(weight, work.weights[row] + i);
+    }
+    totals.highest[row] = highest;
+    totals.largest[row] = largest;
+    totals.sum[row] = sum;
+    totals.offset[row] = offset;
+  }
+
+  // Lane r: row r's highest score.
+  static Float HighestOfEach(const FixedQueries& queries, const Totals& totals) {
+    return Simd::Mul(Simd::MaxOfEach(totals.highest), Simd::Load(queries.units[0]));
+  }
+
+  // Moves each row's maximum up to `highest`, where that is above it.
   template <size_t kRows>
-  static void MakeScores(const TransposedPage& page,
-                         const FixedQueries& queries,
-                         size_t digit,
-                         Work& work) {
+  static void Rescale(Float highest, size_t stride, ChunkState& state, float* outputs) {
+    alignas(64) float decays[ChunkState::kMaxLanes];
+    const Float old_max = Simd::Load(state.max);
+    const Float max = Simd::Max(old_max, highest);
+    const Float decay = Simd::Exp2(Simd::Sub(old_max, max));
+    Simd::Store(max, state.max);
+    Simd::Store(Simd::Mul(Simd::Load(state.sum), decay), state.sum);
+    Simd::Store(Simd::Mul(Simd::Load(state.offset), decay), state.offset);
+    Simd::Store(decay, decays);
     for (size_t row = 0; row < kRows; ++row) {
-      const Float unit = Simd::Set(queries.scale[row] * (digit == 0 ? 256.0f : 1.0f));
-      const Float sum = Simd::Set(queries.scale[row] * queries.sums[digit][row]);
-      Float highest = Simd::Set(-__builtin_inff());
-#pragma GCC unroll 4
-      for (size_t i = 0; i < kPageTokens; i += kLanes) {
-        const Float product = Simd::ToFloat(Simd::LoadInt(work.products[row] + i));
-        const Float score = Simd::MulAdd(Simd::Mul(product, unit), Simd::Load(page.key_scale + i),
-                                         Simd::Mul(sum, Simd::Load(page.key_min + i)));
-        Simd::Store(score, work.scores[row] + i);
-        highest = Simd::Max(highest, score);
+      for (size_t i = row * stride; i < (row + 1) * stride; i += kLanes) {
+        Simd::Store(Simd::Mul(Simd::Load(outputs + i), Simd::Set(decays[row])), outputs + i);
       }
-      work.highest[row] = Simd::ReduceMax(highest);
     }
   }
 
-  // Whether a token of the page has more than `share` of some row's probability before the page.
+  // Marks the rows that need two digits; whether there are any.
   template <size_t kRows>
-  static bool AnyShareAbove(float share, const ChunkState& state, const Work& work) {
+  static bool FindFineRows(Float highest,
+                           const FixedQueries& queries,
+                           const ChunkState& state,
+                           Work& work) {
     alignas(64) float growth[ChunkState::kMaxLanes];
-    const Float difference = Simd::Sub(Simd::Load(work.highest), Simd::Load(state.max));
-    Simd::Store(Simd::Exp2(difference), growth);
+    Simd::Store(Simd::Exp2(Simd::Sub(highest, Simd::Load(state.max))), growth);
     bool any = false;
     for (size_t row = 0; row < kRows; ++row) {
-      any |= !(growth[row] <= share * state.sum[row]);  // At the beginning: NaN, so true.
+      const float error = queries.errors[row] * work.max_key_scale;
+      const float share = growth[row] / state.sum[row];  // At the beginning: infinite.
+      work.fine[row] = !(share <= kFineShare && share * error <= kFineError);  // A NaN is fine.
+      any |= work.fine[row];
     }
     return any;
   }
 
-  // Probabilities against the new maximum; their sums into the state, their digits into work.
+  static void AddTotals(const Totals& totals, ChunkState& state) {
+    Simd::Store(Simd::Add(Simd::Load(state.sum), Simd::SumOfEach(totals.sum)), state.sum);
+    Simd::Store(Simd::Add(Simd::Load(state.offset), Simd::SumOfEach(totals.offset)), state.offset);
+  }
+
+  // Weights as whole numbers: of 8 bits, the largest of a row being 254, or of 16 in fine rows.
   template <size_t kRows>
-  static void MakeWeights(const TransposedPage& page,
-                          bool fine,
-                          const std::byte* ahead,
-                          ChunkState& state,
-                          Work& work) {
-    const Float old_max = Simd::Load(state.max);
-    const Float max = Simd::Max(old_max, Simd::Load(work.highest));
-    const Float decay = Simd::Exp2(Simd::Sub(old_max, max));
-    const Float largest =
-        Simd::Max(Simd::Set(1e-30f), Simd::Mul(Simd::Exp2(Simd::Sub(Simd::Load(work.highest), max)),
-                                               Simd::Set(page.max_value_scale)));
-    const float num_units = fine ? 254.0f * 256.0f : 254.0f;
-    alignas(64) float units_per_weight[ChunkState::kMaxLanes];
-    Simd::Store(Simd::Div(Simd::Set(num_units), largest), units_per_weight);
-    Simd::Store(Simd::Mul(largest, Simd::Set(1.0f / num_units)), work.weight_unit);
-    Simd::Store(decay, work.decay);
-    Simd::Store(max, state.max);
+  static void MakeDigits(const PageArgs& page, const Totals& totals, Work& work) {
+    const Float largest = Simd::Max(Simd::Set(1e-30f), Simd::MaxOfEach(totals.largest));
+    const Float unit = Simd::Mul(largest, Simd::Set(1.0f / 254));
+    Simd::Store(unit, work.units[0]);
+    Simd::Store(Simd::Mul(unit, Simd::Set(1.0f / 256)), work.units[1]);
+    Simd::Store(Simd::Div(Simd::Set(254), largest), work.inverses);
+    const std::byte* ahead =
+        page.ahead + kPageTokens / 4 * (page.key_dim + page.value_dim);  // The metadata.
+#pragma GCC unroll 4
     for (size_t row = 0; row < kRows; ++row) {
-      const Float row_max = Simd::Set(state.max[row]);
-      const Float units = Simd::Set(units_per_weight[row]);
-      Prefetch(ahead + 128 * row, 2);
-      Float sum = Simd::Zero();
-      Float offset = Simd::Zero();
+      __builtin_prefetch(ahead + 128 * row, 0, 2);
+      __builtin_prefetch(ahead + 128 * row + 64, 0, 2);
+      const bool fine = work.fine[row];
+      const Float inverse = Simd::Set(work.inverses[row] * (fine ? 256.0f : 1.0f));
 #pragma GCC unroll 4
       for (size_t i = 0; i < kPageTokens; i += kLanes) {
-        const Float p = Simd::Exp2(Simd::Sub(Simd::Load(work.scores[row] + i), row_max));
-        sum = Simd::Add(sum, p);
-        offset = Simd::MulAdd(p, Simd::Load(page.value_min + i), offset);
-        const Float weight = Simd::Mul(p, Simd::Load(page.value_scale + i));
-        const Int digits =
-            Simd::Truncate(Simd::MulAdd(weight, units, Simd::Load(kRoundingOffsets.values + i)));
+        const Int digits = Simd::Truncate(Simd::MulAdd(Simd::Load(work.weights[row] + i), inverse,
+                                                       Simd::Load(kRoundingOffsets.values + i)));
         if (fine) {
-          Simd::StoreBytes(Simd::ShiftRight8(digits), work.weights[0][row] + i);
-          Simd::StoreBytes(digits, work.weights[1][row] + i);
+          Simd::StoreBytes(Simd::ShiftRight8(digits), work.digits[0][row] + i);
+          Simd::StoreBytes(digits, work.digits[1][row] + i);
         } else {
-          Simd::StoreBytes(digits, work.weights[0][row] + i);
-        }
-      }
-      state.sum[row] = state.sum[row] * work.decay[row] + Simd::ReduceAdd(sum);
-      state.offset[row] = state.offset[row] * work.decay[row] + Simd::ReduceAdd(offset);
-    }
-  }
-
-  // outputs[row][tile channels] = outputs * decay + weights . codes, for kTiles tiles.
-  template <size_t kRows>
-  // NOLINTNEXTLINE(readability-function-size): loops over registers.
-  static void MultiplyValues(const uint32_t* values,
-                             size_t num_digits,
-                             const std::byte* ahead,
-                             const Work& work,
-                             float* outputs,
-                             size_t stride) {
-    const Int low = Simd::SetInt(0x03030303);
-    const Int high = Simd::SetInt(0x0c0c0c0c);
-    for (size_t lane = 0; lane < 16; lane += kLanes) {
-      Int sums[kTiles][2][kRows];
-#pragma GCC unroll 2
-      for (size_t tile = 0; tile < kTiles; ++tile) {
-#pragma GCC unroll 4
-        for (size_t row = 0; row < kRows; ++row) {
-          sums[tile][0][row] = Simd::ZeroInt();
-          sums[tile][1][row] = Simd::ZeroInt();
-        }
-      }
-      for (size_t digit = 0; digit < num_digits; ++digit) {
-        for (size_t i = 0; i < 8; ++i) {  // 4 * kk + t
-          const size_t at = i / 4 * 32 + i % 4 * 4;
-          Prefetch(ahead + 64 * kTiles * i, kTiles);
-#pragma GCC unroll 2
-          for (size_t tile = 0; tile < kTiles; ++tile) {
-            const Int x = Simd::LoadInt(values + tile * kTileWords + i * 16 + lane);
-            const Int y = Simd::ShiftRight4(x);
-            const Int codes[2][2] = {{Simd::And(x, low), Simd::And(x, high)},
-                                     {Simd::And(y, low), Simd::And(y, high)}};
-#pragma GCC unroll 4
-            for (size_t row = 0; row < kRows; ++row) {
-              const uint8_t* weights = work.weights[digit][row] + at;
-              const Int first = Simd::SetInt(LoadWord(weights));
-              const Int second = Simd::SetInt(LoadWord(weights + 16));
-              sums[tile][0][row] = Simd::Dot(sums[tile][0][row], first, codes[0][0]);
-              sums[tile][1][row] = Simd::Dot(sums[tile][1][row], first, codes[0][1]);
-              sums[tile][0][row] = Simd::Dot(sums[tile][0][row], second, codes[1][0]);
-              sums[tile][1][row] = Simd::Dot(sums[tile][1][row], second, codes[1][1]);
-            }
-          }
-        }
-        if (digit + 1 < num_digits) {
-#pragma GCC unroll 2
-          for (size_t tile = 0; tile < kTiles; ++tile) {
-#pragma GCC unroll 4
-            for (size_t row = 0; row < kRows; ++row) {
-              sums[tile][0][row] = Simd::ShiftLeft8(sums[tile][0][row]);
-              sums[tile][1][row] = Simd::ShiftLeft8(sums[tile][1][row]);
-            }
-          }
-        }
-      }
-#pragma GCC unroll 4
-      for (size_t row = 0; row < kRows; ++row) {
-        const Float decay = Simd::Set(work.decay[row]);
-        const Float units[2] = {Simd::Set(work.weight_unit[row]),
-                                Simd::Set(work.weight_unit[row] * 0.25f)};
-#pragma GCC unroll 2
-        for (size_t tile = 0; tile < kTiles; ++tile) {
-#pragma GCC unroll 2
-          for (size_t half = 0; half < 2; ++half) {
-            float* out = outputs + row * stride + tile * kValueTileChannels + half * 16 + lane;
-            Simd::Store(Simd::MulAdd(Simd::ToFloat(sums[tile][half][row]), units[half],
-                                     Simd::Mul(Simd::Load(out), decay)),
-                        out);
-          }
+          Simd::StoreBytes(digits, work.digits[0][row] + i);
         }
       }
     }
-  }
-
-  // To the second cache: the first one is full.
-  static void Prefetch(const std::byte* at, size_t num_lines) {
-    for (size_t i = 0; i < num_lines; ++i) {
-      __builtin_prefetch(at + 64 * i, 0, 2);
-    }
-  }
-
-  static int32_t LoadWord(const uint8_t* bytes) {
-    int32_t word;
-    std::memcpy(&word, bytes, sizeof(word));
-    return word;
   }
 };
 

@@ -81,6 +81,29 @@ struct Simd {
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
   }
+  static Float Exp2Near(Float x) {
+    const Float kRound = Set(12582912.0f);
+    x = Max(Set(-126.0f), x);
+    const Float shifted = Add(x, kRound);
+    const Float f = Sub(x, Sub(shifted, kRound));
+    Float y = Set(9.57010191e-3f);
+    y = Fma(y, f, Set(5.59178603e-2f));
+    y = Fma(y, f, Set(2.40247448e-1f));
+    y = Fma(y, f, Set(6.93121815e-1f));
+    y = Fma(y, f, Set(9.99999261e-1f));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
+  }
+  static Float MaxOfEach(const Float (&x)[4]) {
+    const Float low = Max(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
+    const Float high = Max(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
+    const Float y = Max(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
+    return Max(y, _mm256_permute2f128_ps(y, y, 0x01));
+  }
+  static Float SumOfEach(const Float (&x)[4]) {
+    const Float y = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    return Add(y, _mm256_permute2f128_ps(y, y, 0x01));
+  }
   static Float SumEach(const Float (&x)[kLanes]) {
     const Float a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
     const Float b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
@@ -100,10 +123,15 @@ struct Simd {
   static void StoreInt(Int x, void* to) { _mm256_storeu_si256(static_cast<__m256i*>(to), x); }
   static Int And(Int a, Int b) { return _mm256_and_si256(a, b); }
   static Int ShiftRight4(Int x) { return _mm256_srli_epi32(x, 4); }
-  // The pairs' sums must fit 16 bits: they do while one operand is a code, at most 12.
-  static Int Dot(Int sum, Int unsigned_bytes, Int signed_bytes) {
-    const Int pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  // The sums of four products must fit 16 bits: they do while one operand is a code, at most 12.
+  static Int Dot(Int sum, Int a, Int b, Int c, Int d) {
+    const Int fours = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(c, d));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(fours, _mm256_set1_epi16(1)));
+  }
+  static Int AddInt(Int a, Int b) { return _mm256_add_epi32(a, b); }
+  static Int SumQuarters(const Int (&x)[2]) {
+    return AddInt(_mm256_permute2x128_si256(x[0], x[1], 0x20),
+                  _mm256_permute2x128_si256(x[0], x[1], 0x31));
   }
   static Int ShiftLeft8(Int x) { return _mm256_slli_epi32(x, 8); }
   static Int ShiftRight8(Int x) { return _mm256_srli_epi32(x, 8); }
@@ -134,29 +162,51 @@ struct Simd {
     }
   }
 
-  static void TransposeWords(const void* const (&rows)[16], uint32_t* out, size_t stride) {
-    for (size_t c = 0; c < 4; ++c) {
-      for (size_t i = 0; i < 4; ++i) {
-        __m128 a = LoadQuarter(rows[4 * i], c);
-        __m128 b = LoadQuarter(rows[4 * i + 1], c);
-        __m128 d = LoadQuarter(rows[4 * i + 2], c);
-        __m128 e = LoadQuarter(rows[4 * i + 3], c);
-        _MM_TRANSPOSE4_PS(a, b, d, e);
-        StoreQuarter(a, out + c * stride + 4 * i);
-        StoreQuarter(b, out + (4 + c) * stride + 4 * i);
-        StoreQuarter(d, out + (8 + c) * stride + 4 * i);
-        StoreQuarter(e, out + (12 + c) * stride + 4 * i);
-      }
+  static void TransposeQuads(const std::byte* const (&rows)[4], Int (&out)[4][2]) {
+#pragma GCC unroll 2
+    for (size_t part = 0; part < 2; ++part) {
+      const Int a = LoadInt(rows[0] + 32 * part);
+      const Int b = LoadInt(rows[1] + 32 * part);
+      const Int c = LoadInt(rows[2] + 32 * part);
+      const Int d = LoadInt(rows[3] + 32 * part);
+      const Int ab_low = _mm256_unpacklo_epi32(a, b);
+      const Int ab_high = _mm256_unpackhi_epi32(a, b);
+      const Int cd_low = _mm256_unpacklo_epi32(c, d);
+      const Int cd_high = _mm256_unpackhi_epi32(c, d);
+      out[0][part] = _mm256_unpacklo_epi64(ab_low, cd_low);
+      out[1][part] = _mm256_unpackhi_epi64(ab_low, cd_low);
+      out[2][part] = _mm256_unpacklo_epi64(ab_high, cd_high);
+      out[3][part] = _mm256_unpackhi_epi64(ab_high, cd_high);
     }
   }
 
-  static void TransposePairs(const void* const (&rows)[8], uint32_t* out, size_t stride) {
-    for (size_t c = 0; c < 4; ++c) {
-      for (size_t i = 0; i < 4; ++i) {
-        const __m128 a = LoadQuarter(rows[2 * i], c);
-        const __m128 b = LoadQuarter(rows[2 * i + 1], c);
-        StoreQuarter(_mm_shuffle_ps(a, b, 0x88), out + c * stride + 4 * i);
-        StoreQuarter(_mm_shuffle_ps(a, b, 0xdd), out + (4 + c) * stride + 4 * i);
+  static void TransposePairs(const std::byte* first, const std::byte* second, Int (&out)[2][2]) {
+#pragma GCC unroll 2
+    for (size_t part = 0; part < 2; ++part) {
+      const Float a = _mm256_castsi256_ps(LoadInt(first + 32 * part));
+      const Float b = _mm256_castsi256_ps(LoadInt(second + 32 * part));
+      out[0][part] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+      out[1][part] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+    }
+  }
+
+  template <size_t kPair>
+  static void TransposeTile(const std::byte* rows, Int (&out)[8]) {
+#pragma GCC unroll 2
+    for (size_t part = 0; part < 2; ++part) {  // t = 2 * part and the next.
+      Int quads[2][2];                         // [w][four rows]
+#pragma GCC unroll 2
+      for (size_t i = 0; i < 2; ++i) {
+        const std::byte* from = rows + 256 * i + 32 * part;
+        const Int ab = UnpackPair<kPair>(LoadInt(from), LoadInt(from + 64));
+        const Int cd = UnpackPair<kPair>(LoadInt(from + 128), LoadInt(from + 192));
+        quads[0][i] = _mm256_unpacklo_epi64(ab, cd);
+        quads[1][i] = _mm256_unpackhi_epi64(ab, cd);
+      }
+#pragma GCC unroll 2
+      for (size_t w = 0; w < 2; ++w) {
+        out[4 * w + 2 * part] = _mm256_permute2x128_si256(quads[w][0], quads[w][1], 0x20);
+        out[4 * w + 2 * part + 1] = _mm256_permute2x128_si256(quads[w][0], quads[w][1], 0x31);
       }
     }
   }
@@ -189,12 +239,9 @@ struct Simd {
   static __m128i HalfBits(Float x) {
     return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  static __m128 LoadQuarter(const void* row, size_t quarter) {
-    return _mm_loadu_ps(
-        reinterpret_cast<const float*>(static_cast<const std::byte*>(row) + 16 * quarter));
-  }
-  static void StoreQuarter(__m128 x, uint32_t* to) {
-    _mm_storeu_ps(reinterpret_cast<float*>(to), x);
+  template <size_t kPair>
+  static Int UnpackPair(Int a, Int b) {
+    return kPair == 0 ? _mm256_unpacklo_epi32(a, b) : _mm256_unpackhi_epi32(a, b);
   }
 };
 

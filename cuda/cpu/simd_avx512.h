@@ -81,6 +81,35 @@ struct Simd {
     y = Fma(y, f, Set(1.0f));
     return _mm512_scalef_ps(y, whole);
   }
+  // 2^x for x up to 127, relative error 3e-6; 2^-126 below.
+  static Float Exp2Near(Float x) {
+    const Float kRound = Set(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
+    x = Max(Set(-126.0f), x);               // A NaN stays one.
+    const Float shifted = Add(x, kRound);
+    const Float f = Sub(x, Sub(shifted, kRound));
+    Float y = Set(9.57010191e-3f);
+    y = Fma(y, f, Set(5.59178603e-2f));
+    y = Fma(y, f, Set(2.40247448e-1f));
+    y = Fma(y, f, Set(6.93121815e-1f));
+    y = Fma(y, f, Set(9.99999261e-1f));
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), exponent));
+  }
+  // Lane r is the largest of x[r]'s lanes, or their sum, for r in 0..3; other lanes repeat them.
+  static Float MaxOfEach(const Float (&x)[4]) {
+    const Float low = Max(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const Float high = Max(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    Float y = Max(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+    y = Max(y, _mm512_shuffle_f32x4(y, y, 0x4e));
+    return Max(y, _mm512_shuffle_f32x4(y, y, 0xb1));
+  }
+  static Float SumOfEach(const Float (&x)[4]) {
+    const Float low = Add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const Float high = Add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    Float y = Add(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+    y = Add(y, _mm512_shuffle_f32x4(y, y, 0x4e));
+    return Add(y, _mm512_shuffle_f32x4(y, y, 0xb1));
+  }
   // Lane l is the sum of vector l's lanes. Each step halves the vectors and the lanes to be added.
   static Float SumEach(const Float (&x)[kLanes]) {
     Float fours[4];
@@ -125,9 +154,21 @@ struct Simd {
   static Int ShiftRight4(Int x) {
     return _mm512_srli_epi32(x, 4);
   }
-  // sum + the four products of a lane's unsigned bytes with signed ones.
-  static Int Dot(Int sum, Int unsigned_bytes, Int signed_bytes) {
-    return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
+  // sum + the eight products of a lane's unsigned bytes a and c with signed ones b and d.
+  static Int Dot(Int sum, Int a, Int b, Int c, Int d) {
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, a, b), c, d);
+  }
+  static Int AddInt(Int a, Int b) {
+    return _mm512_add_epi32(a, b);
+  }
+  // Four lanes are a quarter of 16; lanes of quarter i are the sums over the quarters of x[i].
+  static Int SumQuarters(const Int (&x)[4]) {
+    const Int first =
+        AddInt(_mm512_shuffle_i32x4(x[0], x[1], 0x88), _mm512_shuffle_i32x4(x[0], x[1], 0xdd));
+    const Int second =
+        AddInt(_mm512_shuffle_i32x4(x[2], x[3], 0x88), _mm512_shuffle_i32x4(x[2], x[3], 0xdd));
+    return AddInt(_mm512_shuffle_i32x4(first, second, 0x88),
+                  _mm512_shuffle_i32x4(first, second, 0xdd));
   }
   static Int ShiftLeft8(Int x) {
     return _mm512_slli_epi32(x, 8);
@@ -165,47 +206,54 @@ struct Simd {
     }
   }
 
-  // Word 4 * c + w of row r, c and w in 0..3, goes to out[(4 * w + c) * stride + r].
-  static void TransposeWords(const void* const (&rows)[16], uint32_t* out, size_t stride) {
-    __m512i quads[4][4];  // [group of four rows][word in a quarter]: quarters of four rows.
-#pragma GCC unroll 4
-    for (size_t i = 0; i < 4; ++i) {
-      const __m512i a = LoadInt(rows[4 * i]);
-      const __m512i b = LoadInt(rows[4 * i + 1]);
-      const __m512i c = LoadInt(rows[4 * i + 2]);
-      const __m512i d = LoadInt(rows[4 * i + 3]);
-      const __m512i ab_low = _mm512_unpacklo_epi32(a, b);
-      const __m512i ab_high = _mm512_unpackhi_epi32(a, b);
-      const __m512i cd_low = _mm512_unpacklo_epi32(c, d);
-      const __m512i cd_high = _mm512_unpackhi_epi32(c, d);
-      quads[i][0] = _mm512_unpacklo_epi64(ab_low, cd_low);
-      quads[i][1] = _mm512_unpackhi_epi64(ab_low, cd_low);
-      quads[i][2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-      quads[i][3] = _mm512_unpackhi_epi64(ab_high, cd_high);
-    }
-#pragma GCC unroll 4
-    for (size_t w = 0; w < 4; ++w) {
-      StoreQuarters(quads[0][w], quads[1][w], quads[2][w], quads[3][w], out + 4 * w * stride,
-                    stride);
-    }
+  // Rows of 64 bytes, [4 t][4 w] words: lane 4 t + r of out[w] is word (t, w) of row r. Vectors of
+  // eight lanes hold two t each.
+  static void TransposeQuads(const std::byte* const (&rows)[4], Int (&out)[4][1]) {
+    const Int a = LoadInt(rows[0]);
+    const Int b = LoadInt(rows[1]);
+    const Int c = LoadInt(rows[2]);
+    const Int d = LoadInt(rows[3]);
+    const Int ab_low = _mm512_unpacklo_epi32(a, b);
+    const Int ab_high = _mm512_unpackhi_epi32(a, b);
+    const Int cd_low = _mm512_unpacklo_epi32(c, d);
+    const Int cd_high = _mm512_unpackhi_epi32(c, d);
+    out[0][0] = _mm512_unpacklo_epi64(ab_low, cd_low);
+    out[1][0] = _mm512_unpackhi_epi64(ab_low, cd_low);
+    out[2][0] = _mm512_unpacklo_epi64(ab_high, cd_high);
+    out[3][0] = _mm512_unpackhi_epi64(ab_high, cd_high);
   }
 
-  // Rows of [4][2][2] words: word (c, half, w) of row r goes to out[(4 * w + c) * stride + 2 * r +
-  // half].
-  static void TransposePairs(const void* const (&rows)[8], uint32_t* out, size_t stride) {
-    __m512 quads[4][2];
+  // Two rows of 64 bytes, [4 t][2 r][2 w] words: lane 4 t + 2 row + r of out[w] is word (t, r, w).
+  static void TransposePairs(const std::byte* first, const std::byte* second, Int (&out)[2][1]) {
+    const Float a = _mm512_castsi512_ps(LoadInt(first));
+    const Float b = _mm512_castsi512_ps(LoadInt(second));
+    out[0][0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+    out[1][0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+  }
+
+  // kLanes rows of 64 bytes, [4 t][2 pair][2 w] words: lane r of out[4 w + t] is word (t, kPair, w)
+  // of row r.
+  template <size_t kPair>
+  static void TransposeTile(const std::byte* rows, Int (&out)[8]) {
+    Int quads[2][4];  // [w][four rows]: quarters t of four rows.
 #pragma GCC unroll 4
     for (size_t i = 0; i < 4; ++i) {
-      const __m512 a = _mm512_castsi512_ps(LoadInt(rows[2 * i]));
-      const __m512 b = _mm512_castsi512_ps(LoadInt(rows[2 * i + 1]));
-      quads[i][0] = _mm512_shuffle_ps(a, b, 0x88);
-      quads[i][1] = _mm512_shuffle_ps(a, b, 0xdd);
+      const Int ab = UnpackPair<kPair>(LoadInt(rows + 256 * i), LoadInt(rows + 256 * i + 64));
+      const Int cd =
+          UnpackPair<kPair>(LoadInt(rows + 256 * i + 128), LoadInt(rows + 256 * i + 192));
+      quads[0][i] = _mm512_unpacklo_epi64(ab, cd);
+      quads[1][i] = _mm512_unpackhi_epi64(ab, cd);
     }
 #pragma GCC unroll 2
     for (size_t w = 0; w < 2; ++w) {
-      StoreQuarters(_mm512_castps_si512(quads[0][w]), _mm512_castps_si512(quads[1][w]),
-                    _mm512_castps_si512(quads[2][w]), _mm512_castps_si512(quads[3][w]),
-                    out + 4 * w * stride, stride);
+      const Int low01 = _mm512_shuffle_i32x4(quads[w][0], quads[w][1], 0x44);
+      const Int high01 = _mm512_shuffle_i32x4(quads[w][0], quads[w][1], 0xee);
+      const Int low23 = _mm512_shuffle_i32x4(quads[w][2], quads[w][3], 0x44);
+      const Int high23 = _mm512_shuffle_i32x4(quads[w][2], quads[w][3], 0xee);
+      out[4 * w] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+      out[4 * w + 1] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+      out[4 * w + 2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+      out[4 * w + 3] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
     }
   }
 
@@ -245,16 +293,9 @@ struct Simd {
   static __m256i HalfBits(Float x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  // Quarter c of a, b, c and d, side by side, to out[c * stride].
-  static void StoreQuarters(Int a, Int b, Int c, Int d, uint32_t* out, size_t stride) {
-    const __m512i low01 = _mm512_shuffle_i32x4(a, b, 0x44);
-    const __m512i high01 = _mm512_shuffle_i32x4(a, b, 0xee);
-    const __m512i low23 = _mm512_shuffle_i32x4(c, d, 0x44);
-    const __m512i high23 = _mm512_shuffle_i32x4(c, d, 0xee);
-    StoreInt(_mm512_shuffle_i32x4(low01, low23, 0x88), out);
-    StoreInt(_mm512_shuffle_i32x4(low01, low23, 0xdd), out + stride);
-    StoreInt(_mm512_shuffle_i32x4(high01, high23, 0x88), out + 2 * stride);
-    StoreInt(_mm512_shuffle_i32x4(high01, high23, 0xdd), out + 3 * stride);
+  template <size_t kPair>
+  static Int UnpackPair(Int a, Int b) {
+    return kPair == 0 ? _mm512_unpacklo_epi32(a, b) : _mm512_unpackhi_epi32(a, b);
   }
   static Float AddPairs(Float a, Float b) {
     return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

@@ -98,6 +98,13 @@ struct Simd {
   static Float Exp2(const Float& x) {
     return Make([&](size_t i) { return Exp2(x.lanes[i]); });
   }
+  static Float Exp2Near(const Float& x) { return Exp2(x); }
+  static Float MaxOfEach(const Float (&x)[4]) {
+    return Make([&](size_t i) { return ReduceMax(x[i % 4]); });
+  }
+  static Float SumOfEach(const Float (&x)[4]) {
+    return Make([&](size_t i) { return ReduceAdd(x[i % 4]); });
+  }
   static Float SumEach(const Float (&x)[kLanes]) {
     return Make([&](size_t i) { return ReduceAdd(x[i]); });
   }
@@ -131,14 +138,17 @@ struct Simd {
   static Int ShiftRight4(const Int& x) {
     return MakeInt([&](size_t i) { return x.lanes[i] >> 4; });
   }
-  static Int Dot(const Int& sum, const Int& unsigned_bytes, const Int& signed_bytes) {
+  static Int Dot(const Int& sum, const Int& a, const Int& b, const Int& c, const Int& d) {
     return MakeInt([&](size_t i) {
-      const uint32_t a = unsigned_bytes.lanes[i];
-      const uint32_t b = signed_bytes.lanes[i];
-      return sum.lanes[i] +
-             static_cast<uint32_t>(Product(a, b) + Product(a >> 8, b >> 8) +
-                                   Product(a >> 16, b >> 16) + Product(a >> 24, b >> 24));
+      return sum.lanes[i] + FourProducts(a.lanes[i], b.lanes[i]) +
+             FourProducts(c.lanes[i], d.lanes[i]);
     });
+  }
+  static Int AddInt(const Int& a, const Int& b) {
+    return MakeInt([&](size_t i) { return a.lanes[i] + b.lanes[i]; });
+  }
+  static Int SumQuarters(const Int (&x)[2]) {
+    return MakeInt([&](size_t i) { return x[i / 4].lanes[i % 4] + x[i / 4].lanes[i % 4 + 4]; });
   }
   static Int ShiftLeft8(const Int& x) {
     return MakeInt([&](size_t i) { return x.lanes[i] << 8; });
@@ -188,22 +198,27 @@ struct Simd {
     }
   }
 
-  static void TransposeWords(const void* const (&rows)[16], uint32_t* out, size_t stride) {
-    for (size_t r = 0; r < 16; ++r) {
-      uint32_t words[16];
-      std::memcpy(words, rows[r], sizeof(words));
-      for (size_t i = 0; i < 16; ++i) {
-        out[(i % 4 * 4 + i / 4) * stride + r] = words[i];
+  static void TransposeQuads(const std::byte* const (&rows)[4], Int (&out)[4][2]) {
+    for (size_t r = 0; r < 4; ++r) {
+      for (size_t i = 0; i < 16; ++i) {  // 4 * t + w
+        out[i % 4][i / 8].lanes[i / 4 % 2 * 4 + r] = LoadWord(rows[r] + 4 * i);
       }
     }
   }
 
-  static void TransposePairs(const void* const (&rows)[8], uint32_t* out, size_t stride) {
-    for (size_t r = 0; r < 8; ++r) {
-      uint32_t words[16];
-      std::memcpy(words, rows[r], sizeof(words));
-      for (size_t i = 0; i < 16; ++i) {
-        out[(i % 2 * 4 + i / 4) * stride + 2 * r + i % 4 / 2] = words[i];
+  static void TransposePairs(const std::byte* first, const std::byte* second, Int (&out)[2][2]) {
+    for (size_t i = 0; i < 16; ++i) {  // 4 * t + 2 * r + w
+      const size_t lane = i / 4 % 2 * 4 + i % 4 / 2;
+      out[i % 2][i / 8].lanes[lane] = LoadWord(first + 4 * i);
+      out[i % 2][i / 8].lanes[lane + 2] = LoadWord(second + 4 * i);
+    }
+  }
+
+  template <size_t kPair>
+  static void TransposeTile(const std::byte* rows, Int (&out)[8]) {
+    for (size_t r = 0; r < kLanes; ++r) {
+      for (size_t i = 0; i < 8; ++i) {  // 4 * w + t
+        out[i].lanes[r] = LoadWord(rows + 64 * r + (4 * (i % 4) + 2 * kPair + i / 4) * 4);
       }
     }
   }
@@ -224,6 +239,16 @@ struct Simd {
       x.lanes[i] = lane(i);
     }
     return x;
+  }
+  static uint32_t LoadWord(const std::byte* from) {
+    uint32_t word;
+    std::memcpy(&word, from, sizeof(word));
+    return word;
+  }
+  // Of a's unsigned bytes with b's signed ones.
+  static uint32_t FourProducts(uint32_t a, uint32_t b) {
+    return static_cast<uint32_t>(Product(a, b) + Product(a >> 8, b >> 8) +
+                                 Product(a >> 16, b >> 16) + Product(a >> 24, b >> 24));
   }
   static int32_t Product(uint32_t a, uint32_t b) {
     return static_cast<int32_t>(a & 0xff) * static_cast<int8_t>(b & 0xff);

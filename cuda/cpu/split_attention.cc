@@ -135,28 +135,28 @@ class FastAttention {
   void AttendHistory() {
     const size_t key_dim = params_.key_dim;
     const size_t value_dim = params_.value_dim;
-    std::vector<int32_t> digits(num_chunks_ * 2 * key_dim);
+    const size_t digit_lines = key_dim / 32 * 2 * cpu::kChunkRows;
+    std::vector<CacheLine> digits(num_chunks_ * 2 * digit_lines);
     std::vector<cpu::FixedQueries> queries(num_chunks_);
     for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
-      FixQueries(chunk, digits.data() + chunk * 2 * key_dim, queries[chunk]);
+      CacheLine* first = digits.data() + chunk * 2 * digit_lines;
+      FixQueries(chunk, first->words, first[digit_lines].words, queries[chunk]);
     }
     const size_t outputs_of_chunk = cpu::kChunkRows * cpu::PaddedValueDim(value_dim);
     std::vector<float> outputs(num_chunks_ * outputs_of_chunk);
-    std::vector<CacheLine> words(key_dim / 4 + cpu::PaddedValueDim(value_dim) / 4);
-    cpu::TransposedPage page{};
-    page.keys = words[0].words;
-    page.values = words[key_dim / 4].words;
     const size_t last = params_.history.size() - 1;
     TranslateAhead(0);
     for (size_t i = 0; i <= last; ++i) {
       if (i % kTranslationBatch == 0) {
         TranslateAhead(i + kTranslationBatch);
       }
-      const std::byte* ahead = params_.history[std::min(i + kPagesAhead, last)];
-      functions_.transpose(key_dim, value_dim, params_.history[i], page);
+      const cpu::PageArgs page{.key_dim = key_dim,
+                               .value_dim = value_dim,
+                               .block = params_.history[i],
+                               .ahead = params_.history[std::min(i + kPagesAhead, last)]};
       for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
-        functions_.attend_page(key_dim, value_dim, page, queries[chunk], RowsOfChunk(chunk), ahead,
-                               states_[chunk], outputs.data() + chunk * outputs_of_chunk);
+        functions_.attend_page(page, queries[chunk], RowsOfChunk(chunk), states_[chunk],
+                               outputs.data() + chunk * outputs_of_chunk);
       }
     }
     for (size_t row = 0; row < num_rows_; ++row) {
@@ -184,10 +184,14 @@ class FastAttention {
   }
 
   // The chunk's queries as integers of at most kMaxInteger, in two signed digits.
-  void FixQueries(size_t chunk, int32_t* digits, cpu::FixedQueries& queries) const {
+  void FixQueries(size_t chunk,
+                  int32_t* digit0,
+                  int32_t* digit1,
+                  cpu::FixedQueries& queries) const {
     constexpr float kMaxInteger = 127 * 256;
     const size_t key_dim = params_.key_dim;
-    queries = {.digits = {digits, digits + key_dim}};
+    queries.digits[0] = digit0;
+    queries.digits[1] = digit1;
     for (size_t r = 0; r < RowsOfChunk(chunk); ++r) {
       const float* query = params_.queries + (chunk * cpu::kChunkRows + r) * key_dim;
       float largest = 0;
@@ -195,19 +199,25 @@ class FastAttention {
         largest = std::max(largest, std::fabs(query[channel] * 0 + query[channel]));
       }
       const float unit = largest / kMaxInteger;
-      queries.scale[r] = unit * params_.scale * kLog2E;
+      queries.units[1][r] = unit * std::fabs(params_.scale) * kLog2E;
+      queries.units[0][r] = 256 * queries.units[1][r];
+      // Rounding is off by 0.29 at random, codes deviate from their mean by 1.1.
+      queries.errors[r] = 0.32f * std::sqrt(static_cast<float>(key_dim)) * queries.units[0][r];
       const bool usable = unit > 0 && std::isfinite(unit);
       int32_t sums[2] = {0, 0};
       for (size_t channel = 0; channel < key_dim && usable; ++channel) {
-        const auto integer = static_cast<int32_t>(std::lrint(query[channel] / unit));
+        const float value = params_.scale < 0 ? -query[channel] : query[channel];
+        const auto integer = static_cast<int32_t>(std::lrint(value / unit));
         const int32_t low = ((integer + 128) & 255) - 128;
         const int32_t high = (integer - low) / 256;
-        sums[0] += high * 256;
+        sums[0] += high;
         sums[1] += integer;
-        const size_t word = (channel / 32 * 4 + channel % 16 / 4) * 2 + channel % 32 / 16;
-        const size_t at = (word * cpu::kChunkRows + r) * 4 + channel % 4;
-        reinterpret_cast<int8_t*>(digits)[at] = static_cast<int8_t>(high);
-        reinterpret_cast<int8_t*>(digits + key_dim)[at] = static_cast<int8_t>(low);
+        const size_t line = channel / 16 * cpu::kChunkRows + r;
+        for (size_t copy = 0; copy < 4; ++copy) {
+          const size_t at = ((line * 4 + channel % 16 / 4) * 4 + copy) * 4 + channel % 4;
+          reinterpret_cast<int8_t*>(digit0)[at] = static_cast<int8_t>(high);
+          reinterpret_cast<int8_t*>(digit1)[at] = static_cast<int8_t>(low);
+        }
       }
       queries.sums[0][r] = static_cast<float>(sums[0]);
       queries.sums[1][r] = static_cast<float>(sums[1]);
@@ -274,7 +284,7 @@ class FastAttention {
   }
 
   struct alignas(64) CacheLine {
-    uint32_t words[16];
+    int32_t words[16];
   };
 
   const SplitAttentionParams& params_;

@@ -9,7 +9,6 @@ namespace crumb::cpu {
 namespace {
 
 constexpr SplitAttentionFunctions kFunctions = {
-    .transpose = HistoryKernel<Simd>::Transpose,
     .attend_page = HistoryKernel<Simd>::AttendPage,
     .attend_window = WindowKernel<Simd>::AttendWindow,
 };

@@ -22,40 +22,41 @@ inline constexpr size_t kChunkRows = 4;
 // The state of one online softmax over kChunkRows rows; entries past them only pad a vector.
 struct alignas(64) ChunkState {
   static constexpr size_t kMaxLanes = 16;
-  float max[kMaxLanes];     // m: the highest score so far, or -infinity.
+  float max[kMaxLanes];     // m: about the highest score so far, or -infinity.
   float sum[kMaxLanes];     // Sum of 2^(score - m).
   float offset[kMaxLanes];  // Sum of 2^(score - m) * (minimum of the value row).
 };
 
-// Queries of one chunk as fixed point: query = scale * integer, integer = 256 * digit 0 + digit 1,
-// both signed. digits [2][key_dim / 32][4][2][kChunkRows] words of four channels: of word (digit,
-// step, t, half, row), byte j is channel 32 * step + 16 * half + 4 * t + j.
-// Digit 0 alone is the nearest that one digit can come.
+// Queries of one chunk as fixed point: query = unit * integer, integer = 256 * digit 0 + digit 1,
+// both signed. Digit 0 alone is the nearest that one digit can come.
+//   digits [2][key_dim / 32][2 half][kChunkRows][4 t][4] words of four channels: byte j of word
+//   (digit, step, half, row, t) is channel 32 * step + 16 * half + 4 * t + j; four copies of it,
+//   one for each token tile. 64-byte aligned.
 struct FixedQueries {
   const int32_t* digits[2] = {};
-  float scale[kChunkRows] = {};  // Times the attention's scale and log2(e).
-  float sums[2][kChunkRows] =
-      {};  // Sum of the integers: by digit 0 alone (256 times it), and exact.
+  // What 1 of digit 0 and of digit 1 is worth, times the attention's scale and log2(e); not
+  // negative.
+  alignas(64) float units[2][ChunkState::kMaxLanes] = {};
+  // Of digit 0, and of the whole integers.
+  float sums[2][kChunkRows] = {};
+  // Of a score read with digit 0 alone, for a key scale of 1: the deviation of its error.
+  float errors[kChunkRows] = {};
+};
+inline constexpr size_t kQueryWords = 16;  // [4 t][4]
+
+// One INT2 head block, and one to come, whose cache lines are fetched meanwhile.
+struct PageArgs {
+  size_t key_dim = 0;
+  size_t value_dim = 0;
+  const std::byte* block = nullptr;
+  const std::byte* ahead = nullptr;
 };
 
-// One INT2 head block with its words transposed, so that a vector's lanes are tokens (keys) or
-// channels (values); codes stay packed.
-//   keys    [key_dim / 32][4 t][8 g][4 mt] words; bits of byte j as in Int2HeadBlock::KeyCode
-//   values  [value tiles][8 = 4 kk + t][16] words; bits as in Int2HeadBlock::ValueCode
-// A value tile is 32 channels: of tile 2 p + m, word lane l, channel 64 p + 32 (l / 8) + 16 m + l %
-// 8
-// (+ 8 in the odd pairs of bits). The last tiles may reach past value_dim; codes are zero there.
-// Metadata is in the order of tokens of the scores: position 32 rh + 4 g + mt.
-struct TransposedPage {
-  alignas(64) float key_scale[kPageTokens];
-  alignas(64) float key_min[kPageTokens];
-  alignas(64) float value_scale[kPageTokens];
-  alignas(64) float value_min[kPageTokens];
-  float max_value_scale;
-  uint32_t* keys;
-  uint32_t* values;
-};
-
+// Tokens of a page are in the order of the scores' vectors: position 32 rh + 4 g + mt is token
+// 16 mt + 8 rh + g.
+//
+// A value tile is 32 channels: of tile 2 p + m, half rh, lane l, channel 64 p + 32 (l / 8) + 16 m +
+// 8 rh + l % 8. The last tiles may reach past value_dim; what is computed there means nothing.
 constexpr size_t NumValueTiles(size_t value_dim) {
   return (value_dim + 63) / 64 * 2;
 }
@@ -87,15 +88,10 @@ inline constexpr size_t kWindowTile = 64;
 
 // One instruction set's kernels.
 struct SplitAttentionFunctions {
-  void (*transpose)(size_t key_dim, size_t value_dim, const std::byte* block, TransposedPage& page);
-  // Adds one page to the first num_rows rows of a chunk, and meanwhile fetches the cache lines of
-  // the head block at `ahead`.
-  void (*attend_page)(size_t key_dim,
-                      size_t value_dim,
-                      const TransposedPage& page,
+  // Adds one page to the first num_rows rows of a chunk. outputs [kChunkRows][PaddedValueDim].
+  void (*attend_page)(const PageArgs& page,
                       const FixedQueries& queries,
                       size_t num_rows,
-                      const std::byte* ahead,
                       ChunkState& state,
                       float* outputs);
   // Adds a tile of a BF16 segment to a chunk's rows; a row that sees none of it is left alone.
