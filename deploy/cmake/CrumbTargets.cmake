@@ -10,10 +10,13 @@
 # What every target of ours compiles with. Third-party headers come in as SYSTEM.
 add_library(crumb_options INTERFACE)
 target_compile_features(crumb_options INTERFACE cxx_std_20)
+# nvcc makes its own C++ of a .cu file, which -Wpedantic and the warnings of conversions do not like.
 target_compile_options(crumb_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Werror)
+  $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wsign-conversion;-Werror>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror;-Werror=all-warnings>)
 # Rounding must be the same on every path (codec twins), so no contraction but where it is written.
-target_compile_options(crumb_options INTERFACE -ffp-contract=off)
+target_compile_options(crumb_options INTERFACE
+  $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-ffp-contract=off>)
 target_include_directories(crumb_options INTERFACE "${PROJECT_SOURCE_DIR}")
 if(CRUMB_SANITIZE)
   target_compile_options(crumb_options INTERFACE

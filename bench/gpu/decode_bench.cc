@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times split decode on the shapes that the design names; one layer a launch, all layers in one
+// graph. Prints a line of JSON a figure for run.sh.
+//
+//   decode_gpu_bench [--tune]      --tune: other cuts than the op's own, as a table
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bench/gpu/decode_batch.h"
+#include "bench/gpu/gpu_timer.h"
+#include "crumb/cuda/split_decode.h"
+#include "cuda/gpu/decode_grid.h"
+
+namespace crumb::bench {
+namespace {
+
+struct NamedShape {
+  const char* name;
+  uint32_t num_sequences;
+  uint32_t history_tokens;
+  double goal_ms;
+};
+constexpr NamedShape kShapes[] = {{"1x32K", 1, 32768, 0.010},
+                                  {"1x100K", 1, 99968, 0.020},
+                                  {"8x32K", 8, 32768, 0.042},
+                                  {"32x32K", 32, 32768, 0.156}};
+
+void CheckStatus(const absl::Status& status) {
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    std::exit(1);
+  }
+}
+
+// Milliseconds a layer. A grid without blocks: the op's own.
+double Time(const DecodeBatch& batch, const gpu::DecodeGrid& grid, bool is_settled) {
+  const uint32_t layers = batch.shape().geometry.num_layers;
+  const double milliseconds = GraphMilliseconds([&](cudaStream_t stream) {
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      SplitDecodeParams params = batch.Params(layer);
+      params.history_is_settled = is_settled;
+      CheckStatus(grid.num_blocks == 0 ? SplitDecode(params, stream)
+                                       : gpu::SplitDecodeOnGrid(params, grid, stream));
+    }
+  });
+  return milliseconds / layers;
+}
+
+void Tune() {
+  struct Cut {
+    int blocks_per_multiprocessor;
+    int warps;
+    int stages;
+  };
+  const std::vector<Cut> cuts = {{1, 8, 5}, {1, 8, 3}, {1, 12, 3}, {1, 16, 2}, {2, 8, 2}, {2, 4, 5},
+                                 {2, 4, 3}, {2, 6, 3}, {3, 4, 3},  {4, 4, 2},  {1, 4, 8}};
+  for (const NamedShape& shape : kShapes) {
+    for (const uint32_t window : {0u, 384u}) {
+      const DecodeBatch batch({.num_sequences = shape.num_sequences,
+                               .history_tokens = shape.history_tokens,
+                               .window_tokens = window});
+      const double bytes = batch.HistoryBytes() + batch.WindowBytes();
+      std::printf("%s window %u: own %.4f, settled %.4f ms; blocks/SM x warps x stages:",
+                  shape.name, window, Time(batch, {}, false), Time(batch, {}, true));
+      for (const Cut& cut : cuts) {
+        const uint32_t pairs = shape.num_sequences * 8;
+        uint32_t blocks = 132 * static_cast<uint32_t>(cut.blocks_per_multiprocessor);
+        if (pairs <= blocks && blocks / pairs * pairs * 8 >= blocks * 7) {
+          blocks = blocks / pairs * pairs;
+        }
+        const gpu::DecodeGrid grid{blocks, cut.warps, cut.stages, 1, 4};
+        const double plain = Time(batch, grid, false);
+        const double settled = Time(batch, grid, true);
+        std::printf("\n  %dx%dx%d %.4f %.4f (%.0f GB/s)", cut.blocks_per_multiprocessor, cut.warps,
+                    cut.stages, plain, settled, bytes / settled / 1e6);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+void Report() {
+  for (const NamedShape& shape : kShapes) {
+    for (const uint32_t window : {0u, 352u}) {
+      const DecodeBatch batch({.num_sequences = shape.num_sequences,
+                               .history_tokens = shape.history_tokens,
+                               .window_tokens = window});
+      for (const bool is_settled : {false, true}) {
+        std::printf(
+            "{\"op\": \"split_decode\", \"shape\": \"%s\", \"window_tokens\": %u, "
+            "\"overlapped\": %s, \"ms\": %.5f, \"bytes\": %.0f, \"goal_ms\": %.3f}\n",
+            shape.name, window, is_settled ? "true" : "false", Time(batch, {}, is_settled),
+            batch.HistoryBytes() + batch.WindowBytes(), shape.goal_ms);
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace crumb::bench
+
+int main(int argc, char** argv) {
+  if (const auto device = crumb::CurrentGpu(); !device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
+    return 1;
+  }
+  const double bandwidth = crumb::bench::CopyBandwidth();
+  if (argc > 1 && std::strcmp(argv[1], "--tune") == 0) {
+    std::printf("copy %.0f GB/s\n", bandwidth);
+    crumb::bench::Tune();
+    return 0;
+  }
+  std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", bandwidth);
+  crumb::bench::Report();
+  return 0;
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the ops answer in a build without CUDA.
+#include "crumb/cuda/device.h"
+#include "crumb/cuda/split_decode.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+namespace {
+
+absl::Status NoCuda() {
+  return absl::UnimplementedError(
+      "this build has no CUDA; configure with nvcc in the PATH and -D CRUMB_CUDA=ON");
+}
+
+}  // namespace
+
+absl::StatusOr<GpuDevice> CurrentGpu() {
+  return NoCuda();
+}
+
+absl::StatusOr<size_t> SplitDecodeWorkspaceBytes(const SplitDecodeParams& /*params*/) {
+  return NoCuda();
+}
+
+absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params));
+  return NoCuda();
+}
+
+absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& /*params*/, GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+}  // namespace crumb

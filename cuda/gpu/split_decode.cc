@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/cuda/split_decode.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/decode_grid.h"
+#include "cuda/launch/decode_workspace.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+
+namespace gpu {
+namespace {
+
+constexpr uint32_t kHeadsOfTile = 4;
+
+uint32_t TilesOf(const DecodeGrid& grid) {
+  return (grid.heads_of_pass + kHeadsOfTile - 1) / kHeadsOfTile;
+}
+
+// Passes over a KV head, none larger than a kernel of this form takes.
+DecodeGrid PassesOf(const SplitDecodeParams& params, const SplitDecodeForm& form) {
+  const uint32_t group = params.num_query_heads / params.num_kv_heads;
+  const uint32_t most = form.max_tiles * kHeadsOfTile;
+  DecodeGrid grid;
+  grid.passes = (group + most - 1) / most;
+  grid.heads_of_pass = std::min(group, most);
+  return grid;
+}
+
+}  // namespace
+
+const SplitDecodeForm* SplitDecodeFormOf(uint32_t head_dim) {
+  switch (head_dim) {
+    case 64:
+      return &kSplitDecode64;
+    case 128:
+      return &kSplitDecode128;
+    case 256:
+      return &kSplitDecode256;
+    default:
+      return nullptr;
+  }
+}
+
+DecodeGrid ChooseSplitDecodeGrid(const SplitDecodeParams& params, const GpuDevice& device) {
+  const SplitDecodeForm& form = *SplitDecodeFormOf(params.head_dim);
+  DecodeGrid grid = PassesOf(params, form);
+  const uint32_t tiles = TilesOf(grid);
+  grid.num_warps = std::min(8, form.max_warps(tiles));
+  grid.num_stages = 8;
+  while (grid.num_stages > 2 && form.shared_bytes(tiles, grid.num_warps, grid.num_stages) >
+                                    device.shared_memory_per_block) {
+    --grid.num_stages;
+  }
+  while (grid.num_warps > 1 && form.shared_bytes(tiles, grid.num_warps, grid.num_stages) >
+                                   device.shared_memory_per_block) {
+    --grid.num_warps;
+  }
+  grid.num_blocks = std::min(device.num_multiprocessors, DecodeWorkspace::kMaxBlocks);
+  // Where all sequences are of one length, a whole number of blocks a pair lets no block work on
+  // two pairs. Worth a few idle multiprocessors.
+  const uint64_t pairs = uint64_t{params.num_sequences} * params.num_kv_heads * grid.passes;
+  if (pairs <= grid.num_blocks) {
+    const auto whole = static_cast<uint32_t>(grid.num_blocks / pairs * pairs);
+    if (whole * 8 >= grid.num_blocks * 7) {
+      grid.num_blocks = whole;
+    }
+  }
+  return grid;
+}
+
+size_t DecodeWorkspaceBytes(const SplitDecodeParams& params, uint32_t num_blocks) {
+  const DecodeGrid grid = PassesOf(params, *SplitDecodeFormOf(params.head_dim));
+  return DecodeWorkspace{nullptr, num_blocks, grid.heads_of_pass, params.head_dim}.bytes();
+}
+
+absl::Status SplitDecodeOnGrid(const SplitDecodeParams& params,
+                               const DecodeGrid& grid,
+                               GpuStream stream) {
+  const size_t needed = DecodeWorkspaceBytes(params, grid.num_blocks);
+  if (params.workspace_bytes < needed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("workspace_bytes is ", params.workspace_bytes, "; this shape needs ", needed,
+                     " on this device: ask SplitDecodeWorkspaceBytes"));
+  }
+  const int error = SplitDecodeFormOf(params.head_dim)->launch(params, grid, stream);
+  return CudaStatus(error, "launching split_decode");
+}
+
+}  // namespace gpu
+
+absl::StatusOr<size_t> SplitDecodeWorkspaceBytes(const SplitDecodeParams& params) {
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  if (gpu::SplitDecodeFormOf(params.head_dim) == nullptr || params.num_kv_heads == 0) {
+    return ValidateSplitDecode(params);
+  }
+  return gpu::DecodeWorkspaceBytes(
+      params, std::min(device.num_multiprocessors, gpu::DecodeWorkspace::kMaxBlocks));
+}
+
+absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params));
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  return gpu::SplitDecodeOnGrid(params, gpu::ChooseSplitDecodeGrid(params, device), stream);
+}
+
+absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params));
+  gpu::DecodeFindings findings;
+  CRUMB_RETURN_IF_ERROR(
+      gpu::CudaStatus(cudaMemcpyAsync(&findings, params.workspace, sizeof(findings),
+                                      cudaMemcpyDeviceToHost, stream),
+                      "reading split_decode's findings"));
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(
+      cudaMemsetAsync(params.workspace, 0, sizeof(findings), stream), "clearing the findings"));
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaStreamSynchronize(stream), "waiting for split_decode"));
+  if (findings.problems == 0) {
+    return absl::OkStatus();
+  }
+  std::string what;
+  const auto add = [&](gpu::DecodeProblem problem, std::string_view text) {
+    if ((findings.problems & problem) != 0) {
+      absl::StrAppend(&what, what.empty() ? "" : " and ", std::string(text));
+    }
+  };
+  add(gpu::kNullHistoryPage, "a null page within history_pages");
+  add(gpu::kNullWindowPage, "a null page within window_tokens");
+  add(gpu::kHistoryBeyondTable,
+      absl::StrCat("history_pages beyond the table's stride of ", params.history.stride));
+  add(gpu::kWindowBeyondTable,
+      absl::StrCat("window_tokens beyond the table's stride of ", params.windows.stride, " pages"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("split_decode found ", what, "; the last sequence that has one is ",
+                   findings.sequence, ": outputs are over the pages that are there"));
+}
+
+}  // namespace crumb

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which part of the batch a block works on. All units of work (an INT2 head block, or a tile of
+// eight BF16 rows: about as many bytes) stand in one line, ordered by sequence, KV head, and within
+// such a pair history first, then windows. Block b of C has units [total * b / C, total * (b+1) /
+// C). So every block reads about as many bytes, however ragged the batch, and who works on what
+// follows from the lengths alone.
+#pragma once
+
+#include <cstdint>
+
+#include "crumb/cuda/decode_params.h"
+#include "cuda/kernels/page_ring.cuh"
+#include "cuda/launch/decode_workspace.h"
+#include "proto/page/page_format.h"
+
+namespace crumb::gpu {
+
+inline constexpr int kMaxWarps = 16;
+// A block is not worth starting for less.
+inline constexpr uint64_t kLeastUnitsOfBlock = 4;
+inline constexpr int kTilesOfPage = kPageTokens / kTileRows;
+
+struct SequenceLength {
+  uint32_t pages = 0;   // INT2.
+  uint32_t tokens = 0;  // Of the windows.
+
+  __device__ __forceinline__ int units() const {
+    return static_cast<int>(pages + (tokens + kTileRows - 1) / kTileRows);
+  }
+};
+
+// Never beyond the tables, whatever the lengths say.
+__device__ __forceinline__ SequenceLength LengthOf(const SplitDecodeParams& params,
+                                                   uint32_t sequence) {
+  SequenceLength length;
+  if (params.history.stride > 0) {
+    length.pages = min(__ldg(&params.history_pages[sequence]), params.history.stride);
+  }
+  if (params.windows.stride > 0) {
+    length.tokens =
+        min(__ldg(&params.window_tokens[sequence]), params.windows.stride * kPageTokens);
+  }
+  return length;
+}
+
+// A launch. Where a KV head has more query heads than a kernel takes at once, it is read in several
+// passes: each counts as a head of its own, of the next kHeadsOfPass query heads.
+struct DecodeLaunch {
+  SplitDecodeParams params;
+  int num_stages = 0;  // Of a warp's ring.
+  uint32_t passes = 1;
+  uint32_t heads_of_pass = 0;
+
+  __device__ __forceinline__ uint32_t num_heads() const { return params.num_kv_heads * passes; }
+};
+
+// A pair (sequence, KV head) and where its units lie, counted from the block's first unit.
+struct PairCursor {
+  uint32_t sequence = 0;
+  uint32_t head = 0;  // KV head.
+  uint32_t pass = 0;
+  int first = 0;  // Of the pair's units; negative if an earlier block began the pair.
+  SequenceLength length;
+
+  __device__ __forceinline__ int end() const { return first + length.units(); }
+
+  __device__ __forceinline__ void Next(const DecodeLaunch& launch) {
+    first = end();
+    if (++pass < launch.passes) {
+      return;
+    }
+    pass = 0;
+    const SplitDecodeParams& params = launch.params;
+    if (++head < params.num_kv_heads) {
+      return;
+    }
+    head = 0;
+    do {
+      ++sequence;
+      length = sequence < params.num_sequences ? LengthOf(params, sequence) : SequenceLength{};
+    } while (length.units() == 0 && sequence < params.num_sequences);
+  }
+
+  // The pair's query heads: `*group` rows of queries and outputs from the returned one on.
+  __device__ __forceinline__ size_t QueryRow(const DecodeLaunch& launch, uint32_t* group) const {
+    const SplitDecodeParams& params = launch.params;
+    const uint32_t group_of_head = params.num_query_heads / params.num_kv_heads;
+    const uint32_t before = pass * launch.heads_of_pass;
+    *group = min(group_of_head - before, launch.heads_of_pass);
+    return size_t{sequence} * params.num_query_heads + head * group_of_head + before;
+  }
+
+  // Where unit `unit` comes from, moving on to its pair. Units must be asked for in order.
+  __device__ __forceinline__ Fill Locate(const DecodeLaunch& launch, int unit) {
+    while (unit >= end()) {
+      Next(launch);
+    }
+    const SplitDecodeParams& params = launch.params;
+    const auto in_pair = static_cast<uint32_t>(unit - first);
+    if (in_pair < length.pages) {
+      const DevicePageTable& table = params.history;
+      return {PageOf(table, in_pair), table.block_offset + head * table.head_stride, kRowsOfInt2};
+    }
+    const uint32_t tile = in_pair - length.pages;
+    const DevicePageTable& table = params.windows;
+    const uint32_t row = tile % kTilesOfPage * kTileRows;
+    return {PageOf(table, tile / kTilesOfPage),
+            table.block_offset + head * table.head_stride + size_t{row} * params.head_dim * 2,
+            static_cast<int>(min(length.tokens - tile * kTileRows, uint32_t{kTileRows}))};
+  }
+
+ private:
+  __device__ __forceinline__ const std::byte* PageOf(const DevicePageTable& table,
+                                                     uint32_t page) const {
+    const auto* entries = reinterpret_cast<const unsigned long long*>(table.pages);
+    return reinterpret_cast<const std::byte*>(
+        __ldg(&entries[size_t{sequence} * table.stride + page]));
+  }
+};
+
+struct WorkShare {
+  uint64_t total = 0;   // Units of the batch.
+  uint64_t begin = 0;   // This block's first.
+  uint32_t blocks = 0;  // That have a share; those from here on have none.
+  int size = 0;         // Units of this block.
+  PairCursor start;     // The pair of its first unit.
+
+  // The block that has this unit.
+  __device__ __forceinline__ uint32_t OwnerOf(uint64_t unit) const {
+    return static_cast<uint32_t>(((unit + 1) * blocks - 1) / total);
+  }
+};
+
+struct WorkShareStorage {
+  uint64_t warp_sums[kMaxWarps];
+  WorkShare share;
+};
+
+// By all threads of the block, at most kMaxWarps * 32.
+__device__ inline WorkShare FindWorkShare(const DecodeLaunch& launch, WorkShareStorage& storage) {
+  const SplitDecodeParams& params = launch.params;
+  const uint32_t num_threads = blockDim.x;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t per_thread = (params.num_sequences + num_threads - 1) / num_threads;
+  const uint32_t first = min(threadIdx.x * per_thread, params.num_sequences);
+  const uint32_t last = min(first + per_thread, params.num_sequences);
+  uint64_t mine = 0;
+  for (uint32_t sequence = first; sequence < last; ++sequence) {
+    mine += static_cast<uint64_t>(LengthOf(params, sequence).units()) * launch.num_heads();
+  }
+  uint64_t until = mine;  // Inclusive sum over threads.
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(kFullWarp, until, step);
+    until += lane >= step ? other : 0;
+  }
+  if (lane == 31) {
+    storage.warp_sums[warp] = until;
+  }
+  __syncthreads();
+  uint64_t total = 0;
+  for (uint32_t i = 0; i < num_threads / 32; ++i) {
+    until += i < warp ? storage.warp_sums[i] : 0;
+    total += storage.warp_sums[i];
+  }
+  WorkShare share;
+  share.total = total;
+  const uint64_t wanted = (total + kLeastUnitsOfBlock - 1) / kLeastUnitsOfBlock;
+  share.blocks = wanted < gridDim.x ? static_cast<uint32_t>(wanted) : gridDim.x;
+  if (blockIdx.x >= share.blocks) {
+    return share;
+  }
+  share.begin = total * blockIdx.x / share.blocks;
+  share.size = static_cast<int>(total * (blockIdx.x + 1) / share.blocks - share.begin);
+  if (share.begin >= until - mine && share.begin < until) {
+    uint64_t before = until - mine;
+    uint32_t sequence = first;
+    SequenceLength length = LengthOf(params, sequence);
+    while (share.begin >= before + static_cast<uint64_t>(length.units()) * launch.num_heads()) {
+      before += static_cast<uint64_t>(length.units()) * launch.num_heads();
+      length = LengthOf(params, ++sequence);
+    }
+    const auto in_sequence = static_cast<uint32_t>(share.begin - before);
+    const auto units = static_cast<uint32_t>(length.units());
+    share.start.sequence = sequence;
+    share.start.head = in_sequence / units / launch.passes;
+    share.start.pass = in_sequence / units % launch.passes;
+    share.start.first = -static_cast<int>(in_sequence % units);
+    share.start.length = length;
+    storage.share = share;
+  }
+  __syncthreads();
+  return storage.share;
+}
+
+}  // namespace crumb::gpu
