@@ -7,7 +7,8 @@
 //
 // Feedback, d^2/2 fused multiply-adds a row and range, is most of the work. Errors of kBlock
 // channels are kept in registers; each later channel is then loaded once and takes them one after
-// another, in their order. kRanges ranges go side by side to hide the latency of one.
+// another, in their order. All ranges round a channel side by side, to hide the latency of one;
+// kRanges of them, as registers allow, then go through the later channels together.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +56,8 @@ class DemoteKernel {
   using Mask = typename Simd::Mask;
   static constexpr size_t kLanes = Simd::kLanes;
   static constexpr size_t kNumRanges = 4;
-  // Channels whose errors stay in registers, and ranges side by side: kBlock * kRanges errors,
-  // kRanges rows of a channel.
+  // Channels whose errors stay in registers, and ranges that do: kBlock * kRanges errors, kRanges
+  // rows of a channel.
   static constexpr size_t kBlock = 4;
   static constexpr size_t kRanges = Simd::kRegisters >= 32 ? 4 : 2;
   static constexpr float kMaxHalf = 65504.0f;
@@ -210,70 +211,94 @@ class DemoteKernel {
     for (size_t i = 1; i < kNumRanges; ++i) {
       levels[i] = MakeLevels(range, cuts[i - 1]);
     }
-    Float losses[kNumRanges];
-    for (size_t first = 0; first < kNumRanges; first += kRanges) {
-      for (size_t channel = 0; channel < args.dim; ++channel) {
-        const Float x = Simd::Load(Rows(args) + channel * kLanes);
-        for (size_t i = 0; i < kRanges; ++i) {
-          Simd::Store(x, Copies(args) + (channel * kRanges + i) * kLanes);
-        }
+    for (size_t channel = 0; channel < args.dim; ++channel) {
+      const Float x = Simd::Load(Rows(args) + channel * kLanes);
+      for (size_t i = 0; i < kNumRanges; ++i) {
+        Simd::Store(x, Copies(args) + (channel * kNumRanges + i) * kLanes);
       }
-      FeedBack(args, levels + first, Codes(args) + first * args.dim * kLanes, losses + first);
     }
+    Float losses[kNumRanges];
+    FeedBack(args, levels, losses);
     KeepBest(args, token, levels, losses);
   }
 
-  // Rounds kRanges copies of the rows, each to its levels. codes [kRanges][dim][kLanes].
-  // NOLINTNEXTLINE(readability-function-size): loops over registers.
+  // Rounds a copy of the rows to each range's levels. Codes [kNumRanges][dim][kLanes].
   static void FeedBack(const DemoteArgs& args,
-                       const Levels* levels,
-                       uint8_t* codes,
-                       Float* losses) {
-    const size_t dim = args.dim;
-    float* copies = Copies(args);
-    for (size_t i = 0; i < kRanges; ++i) {
-      losses[i] = Simd::Zero();
+                       const Levels (&levels)[kNumRanges],
+                       Float (&losses)[kNumRanges]) {
+    for (Float& loss : losses) {
+      loss = Simd::Zero();
     }
-    for (size_t begin = 0; begin < dim; begin += kBlock) {
-      const float* weights = args.feedback + begin * dim;
-      Float errors[kRanges][kBlock];
+    for (size_t begin = 0; begin < args.dim; begin += kBlock) {
+      Float errors[kNumRanges][kBlock];
+      RoundBlock(args, begin, levels, errors, losses);
+      for (size_t first = 0; first < kNumRanges; first += kRanges) {
+        TakeErrors(args, begin, first, errors);
+      }
+    }
+  }
+
+  // Channels [begin, begin + kBlock): each takes the errors of those before it and is rounded.
+  static void RoundBlock(const DemoteArgs& args,
+                         size_t begin,
+                         const Levels (&levels)[kNumRanges],
+                         Float (&errors)[kNumRanges][kBlock],
+                         Float (&losses)[kNumRanges]) {
+    const size_t dim = args.dim;
+    const float* weights = args.feedback + begin * dim;
+#pragma GCC unroll 8
+    for (size_t step = 0; step < kBlock; ++step) {
+      const size_t channel = begin + step;
+      const Float diagonal = Simd::Set(weights[step * dim + channel]);
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kNumRanges; ++i) {
+        Float x = Simd::Load(Copies(args) + (channel * kNumRanges + i) * kLanes);
+#pragma GCC unroll 8
+        for (size_t before = 0; before < step; ++before) {
+          x = Simd::NegFma(errors[i][before], Simd::Set(weights[before * dim + channel]), x);
+        }
+        const Float code = CodeOf(x, levels[i]);
+        const Float level = Simd::Add(Simd::Mul(code, levels[i].scale), levels[i].min);
+        errors[i][step] = Simd::Div(Simd::Sub(x, level), diagonal);
+        losses[i] = Simd::Fma(errors[i][step], errors[i][step], losses[i]);
+        Simd::StoreBytes(Simd::Truncate(code), Codes(args) + (i * dim + channel) * kLanes);
+      }
+    }
+  }
+
+  // Pushes the errors of a block into the channels behind it, for ranges [first, first + kRanges).
+  static void TakeErrors(const DemoteArgs& args,
+                         size_t begin,
+                         size_t first,
+                         const Float (&block)[kNumRanges][kBlock]) {
+    const size_t dim = args.dim;
+    const float* weights = args.feedback + begin * dim;
+    Float errors[kRanges][kBlock];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRanges; ++i) {
 #pragma GCC unroll 8
       for (size_t step = 0; step < kBlock; ++step) {
-        const size_t channel = begin + step;
-        const Float diagonal = Simd::Set(weights[step * dim + channel]);
+        errors[i][step] = block[first + i][step];
+      }
+    }
+    for (size_t channel = begin + kBlock; channel < dim; ++channel) {
+      float* at = Copies(args) + (channel * kNumRanges + first) * kLanes;
+      Float x[kRanges];
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kRanges; ++i) {
+        x[i] = Simd::Load(at + i * kLanes);
+      }
+#pragma GCC unroll 8
+      for (size_t step = 0; step < kBlock; ++step) {
+        const Float weight = Simd::Set(weights[step * dim + channel]);
 #pragma GCC unroll 4
         for (size_t i = 0; i < kRanges; ++i) {
-          Float x = Simd::Load(copies + (channel * kRanges + i) * kLanes);
-#pragma GCC unroll 8
-          for (size_t before = 0; before < step; ++before) {
-            x = Simd::NegFma(errors[i][before], Simd::Set(weights[before * dim + channel]), x);
-          }
-          const Float code = CodeOf(x, levels[i]);
-          const Float level = Simd::Add(Simd::Mul(code, levels[i].scale), levels[i].min);
-          errors[i][step] = Simd::Div(Simd::Sub(x, level), diagonal);
-          losses[i] = Simd::Fma(errors[i][step], errors[i][step], losses[i]);
-          Simd::StoreBytes(Simd::Truncate(code), codes + (i * dim + channel) * kLanes);
+          x[i] = Simd::NegFma(errors[i][step], weight, x[i]);
         }
       }
-      for (size_t channel = begin + kBlock; channel < dim; ++channel) {
-        float* at = copies + channel * kRanges * kLanes;
-        Float x[kRanges];
 #pragma GCC unroll 4
-        for (size_t i = 0; i < kRanges; ++i) {
-          x[i] = Simd::Load(at + i * kLanes);
-        }
-#pragma GCC unroll 8
-        for (size_t step = 0; step < kBlock; ++step) {
-          const Float weight = Simd::Set(weights[step * dim + channel]);
-#pragma GCC unroll 4
-          for (size_t i = 0; i < kRanges; ++i) {
-            x[i] = Simd::NegFma(errors[i][step], weight, x[i]);
-          }
-        }
-#pragma GCC unroll 4
-        for (size_t i = 0; i < kRanges; ++i) {
-          Simd::Store(x[i], at + i * kLanes);
-        }
+      for (size_t i = 0; i < kRanges; ++i) {
+        Simd::Store(x[i], at + i * kLanes);
       }
     }
   }
