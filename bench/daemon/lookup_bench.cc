@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The index at scale: 1,000,000 pages over 2,000 tenants. Each tenant has a system prompt of 60
-// pages and conversations after it; every tenth has a document of 1,562 pages (100,000 tokens) too.
-// What is measured is the longest match of such a document, cold: 200 of them in turn, in other
-// memory than the index's, are 160 MB. A match must compare the tokens, so its limit is to read
+// The index at scale: 1,000,000 pages over 2,000 tenants. What is measured is the longest match of
+// a document of 1,562 pages (100,000 tokens), cold: 200 of them in turn, in other memory than the
+// index's, are 160 MB. A match must compare the tokens, so its limit is to read
 // both: what copying 400 KB between the same cold arrays takes.
 #include <algorithm>
 #include <chrono>
@@ -11,10 +10,11 @@
 #include <cstring>
 #include <iostream>
 #include <memory>
-#include <random>
+#include <span>
 #include <vector>
 
 #include "bench/daemon/counting_new.h"
+#include "bench/daemon/prompt_corpus.h"
 #include "bench/support/figure.h"
 #include "daemon/index/radix_tree.h"
 #include "daemon/store/page_store.h"
@@ -23,74 +23,26 @@
 namespace crumb {
 namespace {
 
-constexpr size_t kNumTenants = 2000;
-constexpr size_t kNumPages = 1'000'000;
-constexpr size_t kSystemPages = 60;
-constexpr size_t kDocumentPages = 1562;
-constexpr size_t kTurnPages = 3;
-constexpr size_t kNumDocuments = kNumTenants / 10;
-// Of each tenant without a document, so that there are kNumPages in all.
-constexpr size_t kOtherPages =
-    (kNumPages - kNumDocuments * kDocumentPages) / (kNumTenants - kNumDocuments);
+using bench::PromptCorpus;
 
-using Tokens = std::vector<uint32_t>;
-
-Tokens RandomPages(std::mt19937_64* random, size_t pages) {
-  Tokens tokens(pages * kPageTokens);
-  for (uint32_t& token : tokens) {
-    token = static_cast<uint32_t>((*random)() % 128'000);
-  }
-  return tokens;
-}
-
-void Append(Tokens* tokens, const Tokens& more) {
-  tokens->insert(tokens->end(), more.begin(), more.end());
-}
+constexpr size_t kDocumentPages = PromptCorpus::kDocumentPages;
 
 struct Corpus {
   std::vector<std::unique_ptr<RadixTree>> trees;
-  std::vector<Tokens> documents;  // The prompts to look up,
-  std::vector<size_t> tree_of;    // and where.
-  double bytes_per_page = 0;      // Of the index, beyond its tokens.
+  PromptCorpus prompts;
+  double bytes_per_page = 0;  // Of the index, beyond its tokens.
 };
-
-// A conversation grows by a few pages a publish, and is one of many after the same system prompt.
-void AddConversation(RadixTree* tree, const Tokens& system, size_t pages, std::mt19937_64* random) {
-  Tokens prompt = system;
-  for (size_t done = 0; done < pages; done += kTurnPages) {
-    Append(&prompt, RandomPages(random, std::min(kTurnPages, pages - done)));
-    tree->Extend(prompt, 1);
-  }
-}
 
 Corpus BuildCorpus() {
   Corpus corpus;
-  std::mt19937_64 random(1);
-  for (size_t tenant = 0; tenant < kNumTenants; tenant += 10) {
-    Tokens prompt = RandomPages(&random, kSystemPages);
-    Append(&prompt, RandomPages(&random, kDocumentPages - kSystemPages));
-    corpus.documents.push_back(std::move(prompt));
-    corpus.tree_of.push_back(tenant);
-  }
   const size_t before = bench::AllocatedBytes();
-  size_t num_pages = 0;
-  for (size_t tenant = 0; tenant < kNumTenants; ++tenant) {
-    corpus.trees.push_back(std::make_unique<RadixTree>());
-    RadixTree* const tree = corpus.trees.back().get();
-    Tokens system;
-    if (tenant % 10 == 0) {
-      const Tokens& document = corpus.documents[tenant / 10];
-      system.assign(document.begin(), document.begin() + kSystemPages * kPageTokens);
-      tree->Extend(document, 1);
-    } else {
-      system = RandomPages(&random, kSystemPages);
-      tree->Extend(system, 1);
-    }
-    while (tree->num_pages() < kOtherPages) {
-      AddConversation(tree, system, std::min<size_t>(24, kOtherPages - tree->num_pages()), &random);
-    }
-    num_pages += tree->num_pages();
-  }
+  const size_t num_pages =
+      corpus.prompts.ForEachPublish([&](size_t tenant, std::span<const uint32_t> prompt) {
+        if (tenant == corpus.trees.size()) {
+          corpus.trees.push_back(std::make_unique<RadixTree>());
+        }
+        corpus.trees[tenant]->Extend(prompt, 1);
+      });
   const size_t token_bytes = num_pages * kPageTokens * sizeof(uint32_t);
   corpus.bytes_per_page = static_cast<double>(bench::AllocatedBytes() - before - token_bytes) /
                           static_cast<double>(num_pages);
@@ -98,7 +50,8 @@ Corpus BuildCorpus() {
   for (const auto& tree : corpus.trees) {
     num_nodes += tree->num_nodes();
   }
-  std::cerr << num_pages << " pages in " << num_nodes << " nodes of " << kNumTenants << " trees\n";
+  std::cerr << num_pages << " pages in " << num_nodes << " nodes of " << corpus.trees.size()
+            << " trees\n";
   return corpus;
 }
 
@@ -116,18 +69,19 @@ double Median(std::vector<double> values) {
 void MeasureMatch(const Corpus& corpus) {
   std::vector<double> match_us;
   std::vector<double> copy_us;
-  std::vector<Tokens> targets = corpus.documents;
+  const std::vector<std::vector<uint32_t>>& documents = corpus.prompts.documents();
+  std::vector<std::vector<uint32_t>> targets = documents;
   for (int round = 0; round < 5; ++round) {
-    for (size_t i = 0; i < corpus.documents.size(); ++i) {
+    for (size_t i = 0; i < documents.size(); ++i) {
       auto start = std::chrono::steady_clock::now();
-      const PrefixPosition found = corpus.trees[corpus.tree_of[i]]->Match(corpus.documents[i]);
+      const PrefixPosition found = corpus.trees[PromptCorpus::TenantOf(i)]->Match(documents[i]);
       match_us.push_back(Microseconds(start));
       if (found.pages != kDocumentPages) {
         std::cerr << "match of " << found.pages << " pages\n";
         std::abort();
       }
       // Another document than the one whose tokens are now in the caches.
-      const Tokens& source = corpus.documents[(i + 100) % corpus.documents.size()];
+      const std::vector<uint32_t>& source = documents[(i + 100) % documents.size()];
       start = std::chrono::steady_clock::now();
       std::memcpy(targets[i].data(), source.data(), source.size() * sizeof(uint32_t));
       benchmark::DoNotOptimize(targets[i].data());
@@ -164,7 +118,7 @@ void MeasureStore(const Corpus& corpus) {
   size_t num_pages = 0;
   for (size_t i = 0; i < 16; ++i) {
     num_pages += kDocumentPages;
-    const PublishPlan plan = *store->BeginPublish(session, "", corpus.documents[i]);
+    const PublishPlan plan = *store->BeginPublish(session, "", corpus.prompts.documents()[i]);
     std::vector<WrittenBlock> written;
     for (const PageKey& key : plan.missing) {
       written.push_back({.page = key.page, .encoding = key.encoding, .head_crc32c = {0}});
@@ -183,7 +137,7 @@ void MeasureStore(const Corpus& corpus) {
   for (int round = 0; round < 20; ++round) {
     for (size_t i = 0; i < 16; ++i) {
       auto start = std::chrono::steady_clock::now();
-      const LookupResult found = *store->Lookup(session, "", corpus.documents[i], true);
+      const LookupResult found = *store->Lookup(session, "", corpus.prompts.documents()[i], true);
       lookup_us.push_back(Microseconds(start));
       start = std::chrono::steady_clock::now();
       if (!store->ReleaseLeases(session, {{found.lease}}).ok()) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/control_plane.h"
 
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,10 +14,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/unique_fd.h"
 #include "proto/base/version.h"
 #include "proto/crumb/v1/cache.grpc.pb.h"
 
@@ -23,7 +29,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens travel as they lie in memory");
 
-// A page table of a prompt of 1,048,576 tokens has some 700 KB.
+// A page table of a prompt of 1,048,576 tokens has 256 KB of INT2, and less of BF16.
 constexpr int kMaxReplyBytes = 16 << 20;
 
 std::string PackTokens(std::span<const uint32_t> tokens) {
@@ -38,6 +44,24 @@ v1::Encoding WireEncoding(PageEncoding encoding) {
   return encoding == PageEncoding::kInt2 ? v1::ENCODING_INT2 : v1::ENCODING_BF16;
 }
 
+// A connection to the socket of "unix:/path"; invalid if there is none to be had.
+UniqueFd ConnectUnix(absl::string_view address) {
+  // Holds a prompt of 250,000 tokens. In the system's own buffer of some 200 KB a long one does not
+  // fit, and waits for the daemon to read half of it. The system may grant less; nothing breaks.
+  constexpr int kSendBufferBytes = 1 << 20;
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  if (!absl::ConsumePrefix(&address, "unix:") || address.size() >= sizeof(name.sun_path)) {
+    return {};
+  }
+  std::copy(address.begin(), address.end(), name.sun_path);
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes, sizeof(kSendBufferBytes));
+  const bool is_connected =
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0;
+  return is_connected ? std::move(socket) : UniqueFd();
+}
+
 // shared: gRPC's way of handing out channels.
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
@@ -45,16 +69,25 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  if (UniqueFd socket = ConnectUnix(address); socket.is_valid()) {
+    return grpc::CreateCustomInsecureChannelFromFd("crumbd", socket.release(), arguments);
+  }
+  // Over TCP; or to a socket where no one listens, which the channel's calls will then say.
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
 absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, size_t num_pages) {
-  const auto complete = [&](const auto& list) {
-    return static_cast<size_t>(list.size()) == num_pages;
+  const auto has = [](const auto& list, size_t size) {
+    return static_cast<size_t>(list.size()) == size;
   };
-  if (!complete(table.int2_chunk()) || !complete(table.int2_block()) ||
-      !complete(table.int2_generation()) || !complete(table.bf16_chunk()) ||
-      !complete(table.bf16_block()) || !complete(table.bf16_generation())) {
+  const auto num_bf16 = static_cast<size_t>(table.bf16_page_size());
+  const bool is_whole = has(table.int2_chunk(), num_pages) && has(table.int2_block(), num_pages) &&
+                        has(table.int2_generation(), num_pages) &&
+                        has(table.bf16_chunk(), num_bf16) && has(table.bf16_block(), num_bf16) &&
+                        has(table.bf16_generation(), num_bf16) &&
+                        std::all_of(table.bf16_page().begin(), table.bf16_page().end(),
+                                    [&](uint32_t page) { return page < num_pages; });
+  if (!is_whole) {
     return absl::InternalError(
         absl::StrCat("crumbd answered a lookup of ", num_pages,
                      " pages with a page table of another length; use the library and the daemon "
@@ -62,10 +95,12 @@ absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, 
   }
   std::vector<PagePlaces> pages(num_pages);
   for (int i = 0; i < static_cast<int>(num_pages); ++i) {
-    pages[static_cast<size_t>(i)] = {.int2 = {ChunkId(table.int2_chunk(i)), table.int2_block(i),
-                                              Generation(table.int2_generation(i))},
-                                     .bf16 = {ChunkId(table.bf16_chunk(i)), table.bf16_block(i),
-                                              Generation(table.bf16_generation(i))}};
+    pages[static_cast<size_t>(i)].int2 = {ChunkId(table.int2_chunk(i)), table.int2_block(i),
+                                          Generation(table.int2_generation(i))};
+  }
+  for (int i = 0; i < static_cast<int>(num_bf16); ++i) {
+    pages[table.bf16_page(i)].bf16 = {ChunkId(table.bf16_chunk(i)), table.bf16_block(i),
+                                      Generation(table.bf16_generation(i))};
   }
   return pages;
 }

@@ -86,7 +86,7 @@ struct RenewedLeases {
 // that Attach opened, and prove it: they may begin once it has returned.
 class ControlPlane {
  public:
-  // "unix:/path" or "host:port". Does not connect yet.
+  // "unix:/path" or "host:port". Never fails: calls say that no one can be reached.
   static std::unique_ptr<ControlPlane> Create(const std::string& address);
   virtual ~ControlPlane() = default;
 

@@ -19,21 +19,22 @@ namespace {
 
 void FillPageTable(const std::vector<PageRef>& pages, v1::PageTable& table) {
   const auto count = static_cast<int>(pages.size());
-  for (auto* column : {table.mutable_int2_chunk(), table.mutable_int2_block(),
-                       table.mutable_bf16_chunk(), table.mutable_bf16_block()}) {
-    column->Reserve(count);
-  }
-  table.mutable_int2_generation()->Reserve(count);
-  table.mutable_bf16_generation()->Reserve(count);
-  for (const PageRef& page : pages) {
-    const BlockRef int2 = page.int2.value_or(BlockRef{});
-    const BlockRef bf16 = page.bf16.value_or(BlockRef{});
-    table.add_int2_chunk(int2.chunk.value());
-    table.add_int2_block(int2.block);
-    table.add_int2_generation(int2.generation.value());
-    table.add_bf16_chunk(bf16.chunk.value());
-    table.add_bf16_block(bf16.block);
-    table.add_bf16_generation(bf16.generation.value());
+  table.mutable_int2_chunk()->Resize(count, 0);
+  table.mutable_int2_block()->Resize(count, 0);
+  table.mutable_int2_generation()->Resize(count, 0);
+  for (int i = 0; i < count; ++i) {
+    const PageRef& page = pages[static_cast<size_t>(i)];
+    if (page.int2.has_value()) {
+      table.set_int2_chunk(i, page.int2->chunk.value());
+      table.set_int2_block(i, page.int2->block);
+      table.set_int2_generation(i, page.int2->generation.value());
+    }
+    if (page.bf16.has_value()) {
+      table.add_bf16_page(static_cast<uint32_t>(i));
+      table.add_bf16_chunk(page.bf16->chunk.value());
+      table.add_bf16_block(page.bf16->block);
+      table.add_bf16_generation(page.bf16->generation.value());
+    }
   }
 }
 

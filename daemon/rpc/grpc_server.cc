@@ -23,6 +23,10 @@ namespace {
 
 // The largest message is an AttachRequest with its profile file; tokens take 4 MiB at most.
 constexpr int kMaxMessageBytes = static_cast<int>(kMaxProfileFileBytes) + (1 << 20);
+// Prompts of 100,000 tokens and more come in one frame, within the window that is open from the
+// start: neither is cut up, and no sender waits for a round trip to go on.
+constexpr int kMaxFrameBytes = 1 << 20;
+constexpr int kStreamWindowBytes = 4 << 20;
 // Of messages that are being received or sent, all calls together; calls wait for room.
 constexpr size_t kMaxBufferedBytes = size_t{512} << 20;
 
@@ -51,6 +55,8 @@ void Configure(grpc::ServerBuilder& builder, absl::Duration lease) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   builder.SetResourceQuota(grpc::ResourceQuota("crumbd").Resize(kMaxBufferedBytes));
 }
 

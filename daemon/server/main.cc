@@ -11,6 +11,8 @@
 #include <string>
 #include <thread>
 
+#include "absl/synchronization/mutex.h"
+
 #include "daemon/log/log.h"
 #include "daemon/server/command_line.h"
 #include "daemon/server/server.h"
@@ -58,6 +60,10 @@ int Run(const crumb::Config& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
+#ifdef NDEBUG
+  // Distributions build Abseil with its search for lock cycles, at every lock that is taken.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+#endif
   const auto line = crumb::ParseCommandLine(argc, argv);
   if (!line.ok()) {
     std::fprintf(stderr, "crumbd: %s\n", std::string(line.status().message()).c_str());
