@@ -214,11 +214,18 @@ TEST_P(UcxFaultsTest, AStoppedDaemonIsAnErrorByTheDeadlineAndServesAgainAfterwar
 // The client sleeps in the middle of a pull while its lease runs out and the memory is given to
 // other pages. Whatever it then believes must be what it asked for.
 TEST_P(UcxFaultsTest, AClientStoppedBeyondItsLeaseNeverBelievesReusedMemory) {
-  Start({"lease_ms=200", "stall_ms=300", "capacity_mb=96"});
+  Start({"lease_ms=500", "stall_ms=300", "capacity_mb=96"});
+  constexpr int kRounds = 5;
+  int rounds = 0;
   int detected = 0;
-  for (int round = 0; round < 5; ++round) {
+  for (int attempt = 0; attempt < 4 * kRounds && rounds < kRounds; ++attempt) {
     ClientProcess process(*daemon_, GetParam(), 1);
-    ASSERT_THAT(process.ReadLine(), StartsWith("first"));
+    const std::string begun = process.ReadLine();
+    if (begun.starts_with("error")) {
+      continue;  // A busy machine: the lease was over before the first layer came.
+    }
+    ASSERT_THAT(begun, StartsWith("first"));
+    ++rounds;
     process.Signal(SIGSTOP);
     ASSERT_TRUE(ComesToRest(/*peers=*/1) || ComesToRest(/*peers=*/2));
     daemon_->Ask("evict");
@@ -230,6 +237,7 @@ TEST_P(UcxFaultsTest, AClientStoppedBeyondItsLeaseNeverBelievesReusedMemory) {
     daemon_->Ask("evict");
     daemon_->Ask(absl::StrCat("publish 1 ", kPages));
   }
+  EXPECT_EQ(rounds, kRounds);
   RecordProperty("detected", detected);
 }
 
