@@ -16,7 +16,11 @@ packages=(
 case "${1:-}" in
   "") ;;
   --lint) packages+=(clang clang-tidy clang-format) ;;
-  --fuzz) packages+=(clang libclang-rt-14-dev) ;;
+  --fuzz)
+    # The fuzzer's runtime is a package of clang's version, which differs between distributions.
+    version=$(apt-cache depends clang | sed -n 's/.*Depends: clang-\([0-9]\+\)$/\1/p')
+    packages+=(clang "libclang-rt-${version:-14}-dev")
+    ;;
   # redis-tools has the server's program under another name, and starts no service.
   --rivals) packages+=(python3-venv redis-tools) ;;
   *) echo "usage: $0 [--lint|--fuzz|--rivals]" >&2; exit 2 ;;
