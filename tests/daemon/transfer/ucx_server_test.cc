@@ -6,10 +6,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -99,6 +107,60 @@ TEST_P(UcxServerTest, PulledPagesAreThePublishedOnes) {
   daemon_->Ask(absl::StrCat("release ", session_.id.value(), " ", prefix.lease.value()));
   ExpectNothingHeld();
   ExpectSoon(&TransferProcess::Stats::pulled, 5);
+}
+
+// Of all TCP connections of this process.
+uint64_t BytesReceivedByTcp() {
+  uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    tcp_info info{};
+    socklen_t size = sizeof(info);
+    if (getsockopt(std::stoi(entry.path().filename()), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+      bytes += info.tcpi_bytes_received;
+    }
+  }
+  return bytes;
+}
+
+// Whether the system lets this process read the memory of `pid`, which is what cma does; 0 or
+// errno.
+int ErrorOfReadingMemoryOf(pid_t pid) {
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
+  uintptr_t address = 0;
+  if (!(maps >> std::hex >> address)) {
+    return EACCES;
+  }
+  char byte = 0;
+  const iovec local{&byte, 1};
+  const iovec remote{reinterpret_cast<void*>(address), 1};  // NOLINT: of another process.
+  return process_vm_readv(pid, &local, 1, &remote, 1, 0) == 1 ? 0 : errno;
+}
+
+TEST_P(UcxServerTest, PageBytesComeByTheTransportThatIsOffered) {
+  Start();
+  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
+  ASSERT_TRUE(Pull(prefix).ok());
+  const uint64_t before = BytesReceivedByTcp();
+  ASSERT_GT(before, 0u) << "the connection itself is TCP's";
+  size_t pulled = 0;
+  for (int round = 0; round < 5; ++round) {
+    const auto source = transport_->Open(prefix, Soon());
+    ASSERT_TRUE(source.ok()) << source.status();
+    ASSERT_TRUE((*source)->Validate().ok());
+    pulled += (*source)->copied_bytes();
+  }
+  const uint64_t by_tcp = BytesReceivedByTcp() - before;
+  if (std::string(GetParam()) == "tcp") {
+    EXPECT_GE(by_tcp, pulled);
+    return;
+  }
+  if (const int error = ErrorOfReadingMemoryOf(daemon_->pid()); error != 0) {
+    GTEST_SKIP() << "this system does not let one process read another's memory ("
+                 << std::generic_category().message(error)
+                 << "; see kernel.yama.ptrace_scope and seccomp), so UCX has no cma to choose; "
+                 << by_tcp << " of " << pulled << " bytes came by TCP";
+  }
+  EXPECT_LT(by_tcp, pulled / 10) << "of " << pulled << " bytes: cma was offered and not chosen";
 }
 
 TEST_P(UcxServerTest, ALayerIsThereWhenItsWaitReturns) {
