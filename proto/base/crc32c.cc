@@ -47,16 +47,19 @@ uint32_t StepByte(uint32_t crc, std::byte byte) {
 #if defined(__x86_64__)
 
 // Bytes of each of the three streams between two merges: the merge costs about as much as
-// 100 bytes, and three times this must stay inside the level-one cache.
-constexpr size_t kStreamBytes = 1024;
+// 100 bytes, and three times this must stay inside the level-one cache. What is left of the long
+// ones goes in short ones: an INT2 head block of head_dim 128 is one round of each.
+constexpr size_t kLongStream = 1024;
+constexpr size_t kShortStream = 512;
 
-// Advancing a checksum over kStreamBytes of zeros is linear in its bits; by table, a byte each.
-constexpr auto kZeroStream = [] {
+// Advancing a checksum over kBytes of zeros is linear in its bits; by table, a byte each.
+template <size_t kBytes>
+constexpr auto kZeros = [] {
   std::array<std::array<uint32_t, 256>, 4> tables{};
   std::array<uint32_t, 32> image{};  // Of each single bit.
   for (size_t bit = 0; bit < 32; ++bit) {
     uint32_t crc = uint32_t{1} << bit;
-    for (size_t step = 0; step < kStreamBytes; ++step) {
+    for (size_t step = 0; step < kBytes; ++step) {
       crc = (crc >> 8) ^ kTables[0][crc & 0xff];
     }
     image[bit] = crc;
@@ -71,25 +74,45 @@ constexpr auto kZeroStream = [] {
   return tables;
 }();
 
-uint64_t SkipStream(uint64_t crc) {
-  return kZeroStream[0][crc & 0xff] ^ kZeroStream[1][(crc >> 8) & 0xff] ^
-         kZeroStream[2][(crc >> 16) & 0xff] ^ kZeroStream[3][(crc >> 24) & 0xff];
+template <size_t kBytes>
+uint64_t Skip(uint64_t crc) {
+  constexpr const auto& kTable = kZeros<kBytes>;
+  return kTable[0][crc & 0xff] ^ kTable[1][(crc >> 8) & 0xff] ^ kTable[2][(crc >> 16) & 0xff] ^
+         kTable[3][(crc >> 24) & 0xff];
+}
+
+// Rounds of three streams of kStream bytes each, as long as there are bytes for one.
+template <size_t kStream>
+__attribute__((target("sse4.2"))) uint64_t Rounds(const std::byte*& from,
+                                                  size_t& size,
+                                                  uint64_t crc) {
+  constexpr size_t kLine = 64;
+  for (; size >= 3 * kStream; from += 3 * kStream, size -= 3 * kStream) {
+    uint64_t second = 0;
+    uint64_t third = 0;
+    for (size_t line = 0; line < kStream; line += kLine) {
+      // The next round: three streams are more than the hardware follows. Beyond the end it fetches
+      // nothing that is not there.
+      for (size_t stream = 3; stream < 6; ++stream) {
+        _mm_prefetch(reinterpret_cast<const char*>(from) + stream * kStream + line, _MM_HINT_T0);
+      }
+      for (size_t at = line; at < line + kLine; at += 8) {
+        crc = _mm_crc32_u64(crc, LoadWord(from + at));
+        second = _mm_crc32_u64(second, LoadWord(from + kStream + at));
+        third = _mm_crc32_u64(third, LoadWord(from + 2 * kStream + at));
+      }
+    }
+    crc = Skip<kStream>(Skip<kStream>(crc) ^ second) ^ third;
+  }
+  return crc;
 }
 
 __attribute__((target("sse4.2"))) uint32_t Hardware(const std::byte* from,
                                                     size_t size,
                                                     uint32_t seed) {
   uint64_t crc = ~seed;
-  for (; size >= 3 * kStreamBytes; from += 3 * kStreamBytes, size -= 3 * kStreamBytes) {
-    uint64_t second = 0;
-    uint64_t third = 0;
-    for (size_t at = 0; at < kStreamBytes; at += 8) {
-      crc = _mm_crc32_u64(crc, LoadWord(from + at));
-      second = _mm_crc32_u64(second, LoadWord(from + kStreamBytes + at));
-      third = _mm_crc32_u64(third, LoadWord(from + 2 * kStreamBytes + at));
-    }
-    crc = SkipStream(SkipStream(crc) ^ second) ^ third;
-  }
+  crc = Rounds<kLongStream>(from, size, crc);
+  crc = Rounds<kShortStream>(from, size, crc);
   for (; size >= 8; from += 8, size -= 8) {
     crc = _mm_crc32_u64(crc, LoadWord(from));
   }
