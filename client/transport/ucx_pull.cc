@@ -159,13 +159,18 @@ absl::Status UcxPull::CheckHeaders() const {
   return absl::OkStatus();
 }
 
-void UcxPull::AddLayer(uint32_t layer) {
-  for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
-    for (uint32_t head = 0; head < heads_.count; ++head) {
-      uint32_t& checksum = checksums_[size_t{entry} * heads_.count + head];
-      checksum = Crc32c(
-          buffer_.bytes().subspan(plan_.BlockOffset(layer, entry, head), plan_.block_bytes(entry)),
-          checksum);
+void UcxPull::AddLanded(size_t landed) {
+  for (; next_layer_ < plan_.geometry().num_layers; ++next_layer_, next_entry_ = 0) {
+    for (; next_entry_ < entries_.size(); ++next_entry_) {
+      const size_t bytes = plan_.block_bytes(next_entry_);
+      if (plan_.BlockOffset(next_layer_, next_entry_, heads_.count - 1) + bytes > landed) {
+        return;
+      }
+      for (uint32_t head = 0; head < heads_.count; ++head) {
+        const size_t offset = plan_.BlockOffset(next_layer_, next_entry_, head);
+        uint32_t& checksum = checksums_[size_t{next_entry_} * heads_.count + head];
+        checksum = Crc32c(buffer_.bytes().subspan(offset, bytes), checksum);
+      }
     }
   }
 }
@@ -196,10 +201,9 @@ void UcxPull::Verify() {
       Fail(status);
     }
   }
-  const uint32_t num_layers = plan_.geometry().num_layers;
-  while (verified_layers_ < num_layers && landed >= plan_.LayerEnd(verified_layers_)) {
-    AddLayer(verified_layers_);
-    if (++verified_layers_ == num_layers) {
+  if (const uint32_t num_layers = plan_.geometry().num_layers; next_layer_ < num_layers) {
+    AddLanded(landed);
+    if (next_layer_ == num_layers) {
       const absl::Status status = CheckChecksums();
       const absl::MutexLock lock(&mutex_);
       if (failure_.ok()) {

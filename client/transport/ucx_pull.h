@@ -82,8 +82,9 @@ class UcxPull {
           BufferPool::Buffer buffer);
 
   absl::Status CheckHeaders() const;
-  // Adds the blocks of one layer to the checksums.
-  void AddLayer(uint32_t layer);
+  // Adds the blocks within the stream's first `landed` bytes to the checksums, while they are still
+  // in the cache.
+  void AddLanded(size_t landed);
   absl::Status CheckChecksums() const;
   const PageHeader& HeaderOf(uint32_t entry) const;
   absl::Status WaitUntil(const absl::Condition& reached);
@@ -110,9 +111,10 @@ class UcxPull {
   std::vector<bool> is_taken_;  // One a chunk.
 
   // Confined to the verifier's thread.
-  uint32_t verified_layers_ = 0;
+  uint32_t next_layer_ = 0;  // The blocks of which are to be added next, those of next_entry_.
+  uint32_t next_entry_ = 0;
   bool headers_checked_ = false;
-  std::vector<uint32_t> checksums_;  // [entries, heads], over the layers verified so far.
+  std::vector<uint32_t> checksums_;  // [entries, heads], over the blocks added so far.
 
   mutable absl::Mutex mutex_;
   std::vector<bool> has_landed_ ABSL_GUARDED_BY(mutex_);  // One a chunk.
