@@ -2,18 +2,17 @@
 #include "daemon/metrics/metrics.h"
 
 #include <array>
-#include <exception>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "prometheus/counter.h"
-#include "prometheus/exposer.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 
+#include "daemon/metrics/http_listener.h"
 #include "daemon/metrics/store_collector.h"
 
 namespace crumb {
@@ -55,17 +54,15 @@ prometheus::Histogram::BucketBoundaries LatencyBuckets() {
 class Metrics::Impl {
  public:
   Impl(const PageStore& store, const SessionTable& sessions, const std::string& version)
-      // shared: an Exposer holds what it collects from weakly.
-      : registry_(std::make_shared<prometheus::Registry>()),
-        store_(std::make_shared<StoreCollector>(store, sessions)) {
+      : store_(store, sessions) {
     auto& codes = prometheus::BuildCounter()
                       .Name("crumb_rpcs_total")
                       .Help("Calls of the control plane answered, by method and gRPC code.")
-                      .Register(*registry_);
+                      .Register(registry_);
     auto& latencies = prometheus::BuildHistogram()
                           .Name("crumb_rpc_seconds")
                           .Help("Time from a call's arrival to its answer.")
-                          .Register(*registry_);
+                          .Register(registry_);
     rpcs_ = &codes;
     for (size_t method = 0; method < kNumRpcMethods; ++method) {
       ok_rpcs_[method] = &codes.Add({{"method", kMethodNames[method]}, {"code", "OK"}});
@@ -74,56 +71,54 @@ class Metrics::Impl {
     auto& pages = prometheus::BuildHistogram()
                       .Name("crumb_write_page_seconds")
                       .Help("Time to check and write one published page, by how it came.")
-                      .Register(*registry_);
+                      .Register(registry_);
     copied_ = &pages.Add({{"by", "copy"}}, LatencyBuckets());
     demoted_ = &pages.Add({{"by", "demotion"}}, LatencyBuckets());
     checksum_failures_ = &prometheus::BuildCounter()
                               .Name("crumb_checksum_failures_total")
                               .Help("Published pages whose bytes had another checksum.")
-                              .Register(*registry_)
+                              .Register(registry_)
                               .Add({});
     auto& bytes = prometheus::BuildCounter()
                       .Name("crumb_transfer_bytes_total")
                       .Help("Page bytes moved over UCX, to engines (out) and from them (in).")
-                      .Register(*registry_);
+                      .Register(registry_);
     pulled_ = &bytes.Add({{"path", "ucx"}, {"direction", "out"}});
     pushed_ = &bytes.Add({{"path", "ucx"}, {"direction", "in"}});
     auto& seconds = prometheus::BuildHistogram()
                         .Name("crumb_transfer_seconds")
                         .Help("Time of one transfer over UCX.")
-                        .Register(*registry_);
+                        .Register(registry_);
     pull_seconds_ = &seconds.Add({{"path", "ucx"}, {"direction", "out"}}, LatencyBuckets());
     push_seconds_ = &seconds.Add({{"path", "ucx"}, {"direction", "in"}}, LatencyBuckets());
     prometheus::BuildGauge()
         .Name("crumb_start_time_seconds")
         .Help("When the daemon started, in Unix time.")
-        .Register(*registry_)
+        .Register(registry_)
         .Add({})
         .SetToCurrentTime();
     prometheus::BuildGauge()
         .Name("crumb_build_info")
         .Help("1, labelled with the daemon's version.")
-        .Register(*registry_)
+        .Register(registry_)
         .Add({{"version", version}})
         .Set(1);
   }
 
   absl::StatusOr<uint16_t> Listen(const std::string& address) {
-    try {
-      exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
-    } catch (const std::exception& error) {
-      return absl::UnavailableError(
-          absl::StrCat("metrics address ", address, " cannot be listened on (", error.what(),
-                       "): free the port, or set another by [listen] metrics, or none"));
+    auto listener = HttpListener::Create(address, [this] { return Text(); });
+    if (!listener.ok()) {
+      return absl::UnavailableError(absl::StrCat(
+          "metrics address ", address, " cannot be listened on (", listener.status().message(),
+          "): free the port, or set another by [listen] metrics, or none"));
     }
-    exposer_->RegisterCollectable(registry_);
-    exposer_->RegisterCollectable(store_);
-    return static_cast<uint16_t>(exposer_->GetListeningPorts().front());
+    listener_ = *std::move(listener);
+    return listener_->port();
   }
 
   std::string Text() const {
-    std::vector<prometheus::MetricFamily> families = registry_->Collect();
-    std::vector<prometheus::MetricFamily> of_store = store_->Collect();
+    std::vector<prometheus::MetricFamily> families = registry_.Collect();
+    std::vector<prometheus::MetricFamily> of_store = store_.Collect();
     families.insert(families.end(), of_store.begin(), of_store.end());
     return prometheus::TextSerializer().Serialize(families);
   }
@@ -131,8 +126,8 @@ class Metrics::Impl {
  private:
   friend class Metrics;
 
-  std::shared_ptr<prometheus::Registry> registry_;
-  std::shared_ptr<StoreCollector> store_;
+  prometheus::Registry registry_;
+  const StoreCollector store_;
   prometheus::Family<prometheus::Counter>* rpcs_ = nullptr;
   std::array<prometheus::Counter*, kNumRpcMethods> ok_rpcs_{};
   std::array<prometheus::Histogram*, kNumRpcMethods> rpc_seconds_{};
@@ -143,7 +138,7 @@ class Metrics::Impl {
   prometheus::Counter* pushed_ = nullptr;
   prometheus::Histogram* pull_seconds_ = nullptr;
   prometheus::Histogram* push_seconds_ = nullptr;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<HttpListener> listener_;  // Last, as it reads all of these.
 };
 
 Metrics::Metrics(const PageStore& store, const SessionTable& sessions, const std::string& version)

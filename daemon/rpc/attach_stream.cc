@@ -46,18 +46,27 @@ class ParseProfileJob : public DemoteJob {
 
 }  // namespace
 
-void AttachStreams::SetDraining() {
-  draining_ = true;
+std::vector<AttachStream*> AttachStreams::HoldAll() {
   std::vector<AttachStream*> held;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (AttachStream* stream : streams_) {
-      if (stream->Hold()) {
-        held.push_back(stream);
-      }
+  absl::MutexLock lock(&mutex_);
+  for (AttachStream* stream : streams_) {
+    if (stream->Hold()) {
+      held.push_back(stream);
     }
   }
-  for (AttachStream* stream : held) {
+  return held;
+}
+
+void AttachStreams::EndAll() {
+  for (AttachStream* stream : HoldAll()) {
+    stream->End(absl::UnavailableError("the daemon has stopped: attach again when it is back"));
+    stream->Release();
+  }
+}
+
+void AttachStreams::SetDraining() {
+  draining_ = true;
+  for (AttachStream* stream : HoldAll()) {
     stream->NotifyDraining();
     stream->Release();
   }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
@@ -27,10 +28,14 @@ class AttachStreams {
  public:
   // Sends each session an AttachReply with `draining`; those that attach later get it at once.
   void SetDraining();
+  // Ends each session, and its stream, as when the daemon has gone.
+  void EndAll();
   bool draining() const { return draining_.load(); }
 
  private:
   friend class AttachStream;
+  // All that are open, each under a hold.
+  std::vector<AttachStream*> HoldAll() ABSL_LOCKS_EXCLUDED(mutex_);
   void Add(AttachStream* stream);
   void Remove(AttachStream* stream);
 

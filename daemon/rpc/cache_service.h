@@ -20,6 +20,8 @@ class CacheService : public v1::Cache::CallbackService {
 
   // Every session is sent an AttachReply with `draining`.
   void SetDraining() { streams_.SetDraining(); }
+  // Every session ends, and its stream.
+  void EndSessions() { streams_.EndAll(); }
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachReply>* Attach(
       grpc::CallbackServerContext* call) override;

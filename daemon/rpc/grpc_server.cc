@@ -108,6 +108,7 @@ class GrpcServer::Impl {
 
   void Shutdown(absl::Duration grace) {
     if (server_ != nullptr) {
+      cache_.EndSessions();  // Else they would be cancelled at the end of the grace, unexplained.
       server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
       server_.reset();
     }

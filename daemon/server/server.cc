@@ -32,8 +32,10 @@ namespace crumb {
 namespace {
 
 constexpr absl::Duration kTickInterval = absl::Milliseconds(100);
-// For calls that are being answered when the publishes are done.
-constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
+// For calls that are being answered when the publishes are done: reads of the store, which take
+// milliseconds. Not longer, since gRPC waits for connections to close too, and an idle engine,
+// which does not look at its own, keeps it open to the end.
+constexpr absl::Duration kShutdownGrace = absl::Milliseconds(100);
 
 // Another number after each start, so that an engine sees that its session is of another life.
 uint64_t MakeEpoch() {

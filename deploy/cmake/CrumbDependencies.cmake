@@ -6,7 +6,7 @@ find_package(Threads REQUIRED)
 find_package(Protobuf MODULE REQUIRED)  # Debian and Ubuntu ship no config file for it.
 find_package(gRPC CONFIG REQUIRED)
 find_package(absl CONFIG REQUIRED)
-find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core pull)
+find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)
 find_package(ucx CONFIG REQUIRED)
 find_package(spdlog CONFIG REQUIRED)
 find_package(CLI11 CONFIG REQUIRED)

@@ -3,12 +3,7 @@
 // What a scrape gives, and docs/metrics.md, which must say the same.
 #include "daemon/metrics/metrics.h"
 
-#include <fstream>
-#include <map>
 #include <memory>
-#include <regex>
-#include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -17,101 +12,18 @@
 #include "gtest/gtest.h"
 
 #include "proto/base/clock.h"
+#include "tests/support/exposition.h"
 
 namespace crumb {
 namespace {
 
 using testing::HasSubstr;
 
-using Names = std::set<std::string>;
-
-struct Family {
-  std::string type;
-  Names labels;
-  friend bool operator==(const Family&, const Family&) = default;
-};
-
-std::ostream& operator<<(std::ostream& out, const Family& family) {
-  out << family.type;
-  for (const std::string& label : family.labels) {
-    out << " " << label;
-  }
-  return out;
-}
-
-struct Exposition {
-  std::map<std::string, Family> families;
-  std::map<std::string, Names> label_values;
-  std::map<std::string, std::string> units;  // Of the page only.
-};
-
-// Every match of the pattern's first group.
-Names AllMatches(const std::string& text, const char* pattern) {
-  Names names;
-  const std::regex regex(pattern);
-  for (std::sregex_iterator match(text.begin(), text.end(), regex), end; match != end; ++match) {
-    names.insert((*match)[1]);
-  }
-  return names;
-}
-
-Exposition ParseScrape(const std::string& text) {
-  Exposition exposition;
-  static const std::regex kType(R"(# TYPE (\w+) (\w+))");
-  static const std::regex kSample(R"((\w+?)(_bucket|_sum|_count)?(\{.*\})? .*)");
-  static const std::regex kLabel(R"re((\w+)="([^"]*)")re");
-  std::istringstream lines(text);
-  std::string name;  // Samples follow their family's TYPE line.
-  for (std::string line; std::getline(lines, line);) {
-    std::smatch match;
-    if (std::regex_match(line, match, kType)) {
-      name = match[1];
-      exposition.families[name].type = match[2];
-    } else if (line[0] != '#' && std::regex_match(line, match, kSample)) {
-      const std::string labels = match[3];
-      for (std::sregex_iterator label(labels.begin(), labels.end(), kLabel), end; label != end;
-           ++label) {
-        if ((*label)[1] != "le") {
-          exposition.families[name].labels.insert((*label)[1]);
-          exposition.label_values[(*label)[1]].insert((*label)[2]);
-        }
-      }
-    }
-  }
-  return exposition;
-}
-
-// The tables of docs/metrics.md.
-Exposition ParsePage() {
-  std::ifstream file(CRUMB_METRICS_PAGE);
-  EXPECT_TRUE(file.is_open()) << CRUMB_METRICS_PAGE;
-  Exposition page;
-  static const std::regex kMetric(R"(\| `(crumb_\w+)` \| (\w+) \| (\w+) \|([^|]*)\| [^|]+ \|)");
-  static const std::regex kValues(R"(\| `(\w+)` \|([^|]*)\|)");
-  for (std::string line; std::getline(file, line);) {
-    std::smatch match;
-    if (std::regex_match(line, match, kMetric)) {
-      EXPECT_EQ(page.families.count(match[1]), 0u) << match[1] << " is listed twice";
-      page.families[match[1]] = {match[2], AllMatches(match[4], "`(\\w+)`")};
-      page.units[match[1]] = match[3];
-    } else if (std::regex_match(line, match, kValues)) {
-      page.label_values[match[1]] = AllMatches(match[2], "`(\\w+)`");
-    }
-  }
-  return page;
-}
-
 class MetricsTest : public testing::Test {
  protected:
   // The sample's value as it is written.
   std::string Value(const std::string& series) const {
-    const std::string text = absl::StrCat("\n", metrics_.Text());
-    const size_t start = text.find("\n" + series + " ");
-    if (start == std::string::npos) {
-      return "no series " + series;
-    }
-    const size_t value = start + series.size() + 2;
-    return text.substr(value, text.find('\n', value) - value);
+    return SampleOf(metrics_.Text(), series).value_or("no series " + series);
   }
 
   const std::unique_ptr<PageStore> store_ = *PageStore::Create(
@@ -121,7 +33,7 @@ class MetricsTest : public testing::Test {
 };
 
 TEST_F(MetricsTest, PageListsEachMetricWithItsTypeAndLabels) {
-  EXPECT_EQ(ParsePage().families, ParseScrape(metrics_.Text()).families);
+  EXPECT_EQ(ParseMetricsPage().families, ParseScrape(metrics_.Text()).families);
 }
 
 TEST_F(MetricsTest, PageListsEachLabelsValues) {
@@ -131,17 +43,17 @@ TEST_F(MetricsTest, PageListsEachLabelsValues) {
   auto exposed = ParseScrape(metrics_.Text()).label_values;
   EXPECT_EQ(exposed["version"], Names{"1.2.3"});
   exposed.erase("version");  // Any.
-  EXPECT_EQ(ParsePage().label_values, exposed);
+  EXPECT_EQ(ParseMetricsPage().label_values, exposed);
 }
 
 TEST_F(MetricsTest, NamesEndInTheirUnit) {
-  for (const auto& [name, unit] : ParsePage().units) {
+  for (const auto& [name, unit] : ParseMetricsPage().units) {
     for (const std::string base : {"bytes", "seconds"}) {
       const bool in_name = name.find("_" + base) != std::string::npos;
       EXPECT_EQ(in_name, unit == base) << name << " in " << unit;
     }
   }
-  for (const auto& [name, family] : ParsePage().families) {
+  for (const auto& [name, family] : ParseMetricsPage().families) {
     const bool is_total = name.size() > 6 && name.substr(name.size() - 6) == "_total";
     EXPECT_EQ(is_total, family.type == "counter") << name;
   }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The listener of /metrics, by raw sockets: what scrapers, and those who are none, get of it.
+#include "daemon/metrics/http_listener.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "proto/base/clock.h"
+
+namespace crumb {
+namespace {
+
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+class HttpListenerTest : public testing::Test {
+ protected:
+  UniqueFd Connect() const {
+    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_port = htons(listener_->port());
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+    return socket;
+  }
+  static void Send(const UniqueFd& socket, const std::string& bytes) {
+    EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  // Until the listener closes.
+  static std::string ReadAll(const UniqueFd& socket) {
+    std::string all;
+    std::array<char, 65536> bytes;
+    for (ssize_t got = 0; (got = ::recv(socket.get(), bytes.data(), bytes.size(), 0)) > 0;) {
+      all.append(bytes.data(), static_cast<size_t>(got));
+    }
+    return all;
+  }
+  std::string Ask(const std::string& request) const {
+    const UniqueFd socket = Connect();
+    Send(socket, request);
+    return ReadAll(socket);
+  }
+
+  std::string page_ = "crumb_sessions 1\n";
+  std::unique_ptr<HttpListener> listener_ =
+      *HttpListener::Create("127.0.0.1:0", [this] { return page_; });
+};
+
+TEST_F(HttpListenerTest, GetGivesThePageWithItsLengthAndCloses) {
+  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"),
+              AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("text/plain; version=0.0.4"),
+                    HasSubstr("Content-Length: 17\r\n"), EndsWith("\r\n\r\ncrumb_sessions 1\n")));
+  EXPECT_THAT(Ask("GET /metrics?name=x HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpListenerTest, HeadGivesTheLengthAlone) {
+  EXPECT_THAT(Ask("HEAD /metrics HTTP/1.1\r\n\r\n"),
+              AllOf(HasSubstr("Content-Length: 17\r\n"), EndsWith("\r\n\r\n")));
+}
+
+TEST_F(HttpListenerTest, PageOfMegabytesArrivesWhole) {
+  page_ = std::string(size_t{8} << 20, 'x');
+  listener_ = *HttpListener::Create("127.0.0.1:0", [this] { return page_; });
+  EXPECT_EQ(Ask("GET /metrics HTTP/1.1\r\n\r\n").size() - page_.size(),
+            Ask("HEAD /metrics HTTP/1.1\r\n\r\n").size());
+}
+
+TEST_F(HttpListenerTest, OtherRequestsAreToldWhatThereIs) {
+  EXPECT_THAT(Ask("GET / HTTP/1.1\r\n\r\n"),
+              AllOf(StartsWith("HTTP/1.1 404 "), HasSubstr("/metrics")));
+  EXPECT_THAT(Ask("POST /metrics HTTP/1.1\r\n\r\n"),
+              AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
+  for (const char* request : {"\r\n\r\n", "GET\r\n\r\n", "\x16\x03\x01 \xff\r\n\r\n",
+                              "GET /metrics\r\n\r\n", "GET /metrics SMTP\r\n\r\n"}) {
+    EXPECT_THAT(Ask(request), StartsWith("HTTP/1.1 400 ")) << request;
+  }
+}
+
+TEST_F(HttpListenerTest, EndlessRequestIsCutOff) {
+  const UniqueFd socket = Connect();
+  Send(socket, std::string(HttpListener::kMaxRequestBytes + 1, 'x'));
+  EXPECT_THAT(ReadAll(socket), AllOf(StartsWith("HTTP/1.1 431 "), HasSubstr("8192")));
+}
+
+TEST_F(HttpListenerTest, RequestInPiecesIsWaitedForWhileOthersAreServed) {
+  const UniqueFd slow = Connect();
+  Send(slow, "GET /met");
+  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  Send(slow, "rics HTTP/1.1\r\n\r");
+  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  Send(slow, "\n");
+  EXPECT_THAT(ReadAll(slow), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpListenerTest, ConnectionsBeyondTheBoundWaitForOneToEnd) {
+  std::vector<UniqueFd> idle;
+  for (size_t i = 0; i < HttpListener::kMaxConnections; ++i) {
+    idle.push_back(Connect());
+  }
+  const UniqueFd late = Connect();
+  Send(late, "GET /metrics HTTP/1.1\r\n\r\n");
+  idle.pop_back();  // Closes it.
+  EXPECT_THAT(ReadAll(late), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpListenerTest, EndsAtOnceWhoeverIsConnected) {
+  const UniqueFd idle = Connect();
+  const UniqueFd halfway = Connect();
+  Send(halfway, "GET /met");
+  ASSERT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  const absl::Time began = Clock::System().Now();
+  listener_.reset();
+  // It took up to two seconds to look whether it should.
+  EXPECT_LT(Clock::System().Now() - began, absl::Milliseconds(500));
+  EXPECT_EQ(ReadAll(idle), "");
+  EXPECT_EQ(ReadAll(halfway), "");
+}
+
+TEST_F(HttpListenerTest, AddressThatCannotBeHadIsRefusedWithTheReason) {
+  const auto render = [] { return std::string(); };
+  const absl::Status in_use =
+      HttpListener::Create(absl::StrCat("127.0.0.1:", listener_->port()), render).status();
+  EXPECT_EQ(in_use.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(in_use.message()), HasSubstr("in use"));
+  EXPECT_FALSE(HttpListener::Create("127.0.0.1", render).ok());
+  EXPECT_FALSE(HttpListener::Create("no.such.host.invalid:0", render).ok());
+}
+
+}  // namespace
+}  // namespace crumb
