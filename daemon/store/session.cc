@@ -85,8 +85,9 @@ absl::StatusOr<SessionId> StoreCore::OpenSession(const SessionSpec& spec, absl::
                                                    num_heads, " KV heads"));
   }
   if (sessions_.size() >= options_.max_sessions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no more sessions: ", sessions_.size(), " are attached; raise max_sessions"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no more sessions: ", sessions_.size(), " are attached, of at most ", options_.max_sessions,
+        "; detach engines that are done, or raise [store] max_sessions"));
   }
   auto session = std::make_unique<Session>();
   session->id = SessionId(++last_id_);

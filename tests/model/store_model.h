@@ -58,7 +58,7 @@ struct ModelRead {
 class StoreModel {
  public:
   // On a store of so many bytes. Equal seeds, equal operations.
-  StoreModel(uint64_t seed, size_t capacity_bytes);
+  StoreModel(uint64_t seed, size_t capacity_bytes, TwinFault fault = TwinFault::kNone);
 
   // One random operation.
   void Step();

@@ -18,7 +18,8 @@ constexpr int kMaxPages = 6;
 
 }  // namespace
 
-StoreModel::StoreModel(uint64_t seed, size_t capacity_bytes) : random_(seed) {
+StoreModel::StoreModel(uint64_t seed, size_t capacity_bytes, TwinFault fault)
+    : random_(seed), twin_(fault) {
   StoreOptions options;
   options.capacity_bytes = capacity_bytes;
   options.chunk_bytes = 256 << 10;

@@ -4,11 +4,13 @@
 // what. CRUMB_MODEL_SEED repeats a run, CRUMB_MODEL_OPERATIONS makes it longer.
 #include "tests/model/store_model.h"
 
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <iostream>
 #include <random>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -44,6 +46,36 @@ void RunModel(size_t capacity_bytes, StoreCounters* counters) {
             << counters->publishes_aborted << " aborted, " << counters->expired_leases
             << " leases expired, " << counters->evicted_pages << " pages and "
             << counters->evicted_tail_copies << " tail copies evicted\n";
+}
+
+// The model must notice a store that differs from its twin; a twin that errs differs from a store
+// that does not. Some tens to a thousand random operations find each of these faults.
+TEST(StoreModelTest, TwinsThatErrAreCaught) {
+  const std::pair<TwinFault, const char*> faults[] = {
+      {TwinFault::kFindsAPageTooFew, "a store that finds a page too many"},
+      {TwinFault::kFindsAPageTooMany, "a store that finds a page too few"},
+      {TwinFault::kNeedsNoRecentWindow, "a store that gives up too much of a match"},
+      {TwinFault::kShowsBeforeCommit, "a store that shows a page too late"},
+      {TwinFault::kCommitsOneHead, "a store that shows heads that were not written"},
+      {TwinFault::kForgetsPins, "a store that keeps what it should evict"},
+      {TwinFault::kKeepsAnEvictedPage, "a store that evicts a page more than it says"},
+      {TwinFault::kKeepsAbortedClaims, "a store that forgets who writes a page"},
+  };
+  const uint64_t seed = FromEnvironment("CRUMB_MODEL_SEED", std::random_device()());
+  for (const auto& [fault, what] : faults) {
+    StoreModel model(seed, size_t{1} << 30, fault);
+    testing::TestPartResultArray found;
+    uint64_t operations = 0;
+    while (found.size() == 0 && operations < 20'000) {
+      const testing::ScopedFakeTestPartResultReporter catcher(
+          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &found);
+      model.Step();
+      model.Check();
+      ++operations;
+    }
+    EXPECT_GT(found.size(), 0) << what << " is not noticed; CRUMB_MODEL_SEED=" << seed;
+    std::cout << what << " is noticed after " << operations << " operations\n";
+  }
 }
 
 TEST(StoreModelTest, AmpleStoreAgreesWithTwinInEverything) {

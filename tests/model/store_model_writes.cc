@@ -245,9 +245,7 @@ void StoreModel::NoteEvictions(const StoreStatus& before, const StoreStatus& aft
     ASSERT_FALSE(twin_.IsHeld(prefix)) << prefix << " was evicted";
   }
   ASSERT_EQ(after.counters.evicted_pages - before.counters.evicted_pages, gone.size());
-  for (const std::string& prefix : gone) {
-    twin_.pages.erase(prefix);
-  }
+  twin_.Evicted(gone);
 }
 
 }  // namespace crumb

@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,8 +60,24 @@ struct TwinItem {
   TwinBlock* block = nullptr;
 };
 
+// What a store may do wrong, and so may a twin: that the model notices when the two differ is
+// tested by twins that do.
+enum class TwinFault {
+  kNone,
+  kFindsAPageTooFew,
+  kFindsAPageTooMany,
+  kNeedsNoRecentWindow,
+  kShowsBeforeCommit,
+  kCommitsOneHead,
+  kForgetsPins,
+  kKeepsAnEvictedPage,
+  kKeepsAbortedClaims,
+};
+
 class StoreTwin {
  public:
+  explicit StoreTwin(TwinFault fault = TwinFault::kNone) : fault_(fault) {}
+
   static constexpr uint32_t kSink = 1;
   static constexpr uint32_t kRecent = 2;
   static constexpr size_t kMaxBlocks = 4;
@@ -90,6 +107,11 @@ class StoreTwin {
     while (n < NumPages(prefix) && IsVisible(First(prefix, n + 1), heads, unknown)) {
       ++n;
     }
+    if (fault_ == TwinFault::kFindsAPageTooFew && n > 0) {
+      --n;
+    } else if (fault_ == TwinFault::kFindsAPageTooMany && n < NumPages(prefix)) {
+      ++n;
+    }
     return n;
   }
 
@@ -103,10 +125,15 @@ class StoreTwin {
          --u) {
       bool good = true;
       for (uint32_t p = 0; p < u; ++p) {
-        const TwinPage& page = pages.at(First(prefix, p + 1));
+        const auto place = pages.find(First(prefix, p + 1));
+        if (place == pages.end()) {
+          break;  // Only one that finds too many comes here.
+        }
+        const TwinPage& page = place->second;
         const bool bf16 = page.copies_unknown ? unknown : page.Has(1, heads);
         const bool in_window = (p + 1) * kPageTokens + kRecent * kPageTokens > num_tokens;
-        const bool needs_bf16 = p < kSink || (in_window && !allow_int2_window);
+        const bool needs_bf16 = p < kSink || (in_window && !allow_int2_window &&
+                                              fault_ != TwinFault::kNeedsNoRecentWindow);
         good = good && (needs_bf16 ? bf16 : bf16 || page.Has(0, heads));
       }
       if (good || u == 0) {
@@ -119,7 +146,8 @@ class StoreTwin {
   bool IsHeld(const std::string& prefix) const {
     for (auto it = pages.lower_bound(prefix);
          it != pages.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
-      if (it->second.pins > 0 || it->second.IsWritten()) {
+      const bool is_pinned = it->second.pins > 0 && fault_ != TwinFault::kForgetsPins;
+      if (is_pinned || it->second.IsWritten()) {
         return true;
       }
     }
@@ -156,7 +184,8 @@ class StoreTwin {
     if (known && list.size() >= kMaxBlocks) {
       return false;
     }
-    list.push_back({.present = 0, .claimed = heads});
+    list.push_back(
+        {.present = fault_ == TwinFault::kShowsBeforeCommit ? heads : 0, .claimed = heads});
     item->block = &list.back();
     return true;
   }
@@ -167,15 +196,25 @@ class StoreTwin {
       return false;
     }
     item.block->claimed &= ~heads;
-    item.block->present |= heads;
+    item.block->present |= fault_ == TwinFault::kCommitsOneHead ? heads & -heads : heads;
     return true;
   }
   void Unclaim(const TwinItem& item, uint64_t heads) {
+    if (fault_ == TwinFault::kKeepsAbortedClaims) {
+      return;
+    }
     item.block->claimed &= ~heads;
     if (item.block->claimed == 0 && item.block->present == 0) {
       pages.at(item.prefix).blocks[item.encoding].remove_if([&](const TwinBlock& block) {
         return &block == item.block;
       });
+    }
+  }
+  void Evicted(const std::set<std::string>& prefixes) {
+    for (const std::string& prefix : prefixes) {
+      if (fault_ != TwinFault::kKeepsAnEvictedPage || prefix != *prefixes.begin()) {
+        pages.erase(prefix);
+      }
     }
   }
   // Pages that nothing is left of.
@@ -185,6 +224,9 @@ class StoreTwin {
              !IsHeld(entry.first);
     });
   }
+
+ private:
+  const TwinFault fault_;
 };
 
 }  // namespace crumb

@@ -3,11 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
-#include <random>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -177,53 +173,6 @@ TEST_F(RadixTreeTest, HitsCountEachNodeOnTheWay) {
   EXPECT_EQ(2u, tree_.Match(Pages("a")).node->hits());
   EXPECT_EQ(1u, tree_.Match(Pages("ab")).node->hits());
   EXPECT_EQ(0u, tree_.Match(Pages("ac")).node->hits());
-}
-
-TEST_F(RadixTreeTest, AgreesWithASetOfPrefixesUnderRandomOperations) {
-  std::mt19937_64 random(7);
-  std::set<std::string> prefixes;  // All, each of whole pages.
-  std::multimap<std::string, PrefixPin*> pins;
-  const auto is_held = [&](const std::string& prefix) {
-    const auto pin = pins.lower_bound(prefix);
-    return pin != pins.end() && pin->first.starts_with(prefix);
-  };
-  for (int step = 0; step < 20'000; ++step) {
-    std::string letters;
-    for (uint64_t n = 1 + random() % 8; n > 0; --n) {
-      letters.push_back(static_cast<char>('a' + random() % 2));
-    }
-    size_t expected = 0;
-    while (expected < letters.size() && prefixes.contains(letters.substr(0, expected + 1))) {
-      ++expected;
-    }
-    const PrefixPosition found = tree_.Match(Pages(letters));
-    ASSERT_EQ(expected, found.pages) << letters;
-    const uint64_t dice = random() % 10;
-    if (dice < 3) {
-      ASSERT_EQ(expected, tree_.Extend(Pages(letters), ++stamp_).old_pages);
-      for (size_t n = 1; n <= letters.size(); ++n) {
-        prefixes.insert(letters.substr(0, n));
-      }
-    } else if (dice < 5 && found.pages > 0 && pins.size() < 10) {
-      pins.emplace(letters.substr(0, expected), tree_.Pin(found));
-      RadixTree::Touch(found, ++stamp_);
-    } else if (dice < 7 && !pins.empty()) {
-      const auto pin = std::next(pins.begin(), static_cast<ptrdiff_t>(random() % pins.size()));
-      ASSERT_EQ(pin->first.size(), pin->second->last_page + 1);
-      tree_.Unpin(pin->second);
-      pins.erase(pin);
-    } else if (found.pages > 0 && found.node->is_leaf() && found.pages == found.node->end_page()) {
-      ASSERT_EQ(is_held(letters.substr(0, expected)), found.node->IsHeld(found.pages - 1));
-      if (!found.node->IsHeld(found.pages - 1)) {
-        tree_.RemoveLastPage(found.node);
-        prefixes.erase(letters.substr(0, expected));
-      }
-    }
-    ASSERT_EQ(prefixes.size(), tree_.num_pages());
-    ASSERT_EQ(std::count_if(prefixes.begin(), prefixes.end(), is_held),
-              static_cast<ptrdiff_t>(tree_.held_pages()));
-    ASSERT_EQ(absl::OkStatus(), tree_.CheckInvariants());
-  }
 }
 
 }  // namespace

@@ -126,6 +126,34 @@ TEST_F(RpcTest, TwoPublishersOfOnePrefixBothSucceed) {
   EXPECT_EQ(third.int2_missing_size() + third.bf16_missing_size(), 0);
 }
 
+class RpcTwoSessionsTest : public RpcTest {
+ protected:
+  RpcTwoSessionsTest() : RpcTest([](Config& config) { config.store.max_sessions = 2; }) {}
+};
+
+TEST_F(RpcTwoSessionsTest, SessionBeyondTheLimitIsRefusedUntilAnotherEnds) {
+  const auto first = Attach();
+  const auto second = Attach();
+  ExpectStatus(AttachRefusal(GoodAttach()), grpc::StatusCode::RESOURCE_EXHAUSTED,
+               {"2 are attached, of at most 2", "detach", "[store] max_sessions"});
+  EXPECT_EQ(server_->store().Status().sessions.size(), 2u) << "who was refused takes no place";
+  v1::LookupRequest request;
+  *request.mutable_session() = second->session();
+  request.set_tokens(Packed(Prompt(1, 1)));
+  v1::LookupReply found;
+  EXPECT_TRUE(Lookup(request, &found).ok()) << "those that are attached go on";
+
+  first->Break();
+  const absl::Time broken = absl::Now();
+  while (server_->store().Status().sessions.size() > 1 &&
+         absl::Now() < broken + absl::Seconds(20)) {
+    std::this_thread::yield();
+  }
+  const auto third = Attach();
+  EXPECT_NE(third->session().id(), first->session().id()) << "ids are not used again";
+  EXPECT_FALSE(AttachRefusal(GoodAttach()).ok());
+}
+
 TEST_F(RpcTest, BrokenStreamEndsTheSessionAndAllItHeld) {
   const auto engine = Attach();
   ASSERT_TRUE(Commit(Stage(*engine, Begin(*engine, Prompt(1, 4)))).ok());
