@@ -49,6 +49,7 @@ void AddChoice(CLI::App* app,
                const std::map<std::string, Value>& words,
                std::function<void(Value)> set) {
   std::vector<std::string> names;
+  names.reserve(words.size());
   for (const auto& [name, value] : words) {
     names.push_back(name);
   }
