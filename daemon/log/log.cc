@@ -68,14 +68,14 @@ void SetPattern(spdlog::logger& logger, LogFormat format) {
 // One logger for the process, made by its first user and never destroyed: threads may log to the
 // last.
 spdlog::logger& Logger() {
-  static spdlog::logger* const logger = [] {
+  static spdlog::logger* const kLogger = [] {
     // shared: spdlog's way to hand over a sink.
     auto* made = new spdlog::logger("crumbd", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->flush_on(spdlog::level::debug);
     SetPattern(*made, LogFormat::kText);
     return made;
   }();
-  return *logger;
+  return *kLogger;
 }
 
 }  // namespace
