@@ -175,10 +175,12 @@ class FastAttention {
     const size_t bytes = Int2HeadBlock{params_.key_dim, params_.value_dim}.bytes();
     const size_t end = std::min(first + kTranslationBatch, params_.history.size());
     for (size_t i = first; i < end; ++i) {
-      for (size_t at = 0; at < bytes; at += kMemoryPage) {
-        __builtin_prefetch(params_.history[i] + at, 0, 2);
+      const std::byte* block = params_.history[i];
+      const size_t into_page = reinterpret_cast<uintptr_t>(block) % kMemoryPage;
+      __builtin_prefetch(block, 0, 2);
+      for (size_t at = kMemoryPage - into_page; at < bytes; at += kMemoryPage) {
+        __builtin_prefetch(block + at, 0, 2);
       }
-      __builtin_prefetch(params_.history[i] + bytes - 1, 0, 2);
     }
     asm volatile("");  // Or GCC 12 finds that this function does nothing, and drops the call.
   }
