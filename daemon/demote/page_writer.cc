@@ -293,6 +293,11 @@ absl::Status WritePage(const PageOwner& owner,
                        std::span<const std::byte> staging,
                        DemoteScratch& scratch,
                        std::vector<WrittenBlock>& written) {
+  for (const WritableBlock* block : {task.int2_block, task.bf16_block}) {
+    if (block != nullptr) {
+      CRUMB_RETURN_IF_ERROR(Populate(block->fresh, block->bytes));
+    }
+  }
   if (task.staged_int2 != nullptr) {
     CRUMB_RETURN_IF_ERROR(
         WriteInt2(owner, *task.staged_int2, staging, task.int2_block->bytes, written));

@@ -63,8 +63,8 @@ absl::StatusOr<std::vector<PageTask>> PlanPages(const PageOwner& owner,
 
 // Does one page; at most its two blocks are written, and appended to `written`, INT2 first.
 // DATA_LOSS, naming page, head and both checksums: the copied bytes have another checksum than was
-// said. INVALID_ARGUMENT: NaN or inf, with layer, head and token. Blocking, Thread-safe for
-// different pages and scratch.
+// said. INVALID_ARGUMENT: NaN or inf, with layer, head and token. RESOURCE_EXHAUSTED: the system
+// has no memory for a block. Blocking, Thread-safe for different pages and scratch.
 absl::Status WritePage(const PageOwner& owner,
                        const PageTask& task,
                        std::span<const std::byte> staging,

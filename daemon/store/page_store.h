@@ -35,6 +35,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "daemon/store/store_types.h"
+#include "daemon/tier/populate.h"
 #include "proto/base/clock.h"
 #include "proto/base/ids.h"
 #include "proto/page/page_header.h"
@@ -79,6 +80,7 @@ struct WritableBlock {
   PageKey key;
   // The session's heads of the image: [kv_head][layer]. No one else reads or writes them.
   std::span<std::byte> bytes;
+  FreshMemory fresh = {};  // For Populate, before the first write of `bytes`.
 };
 
 // Blocks of an unfinished publish held for writing. Their memory is not reused until this is

@@ -213,9 +213,12 @@ absl::StatusOr<WriteHold> StoreCore::BeginWrite(SessionId session_id,
     ++block.holds;
     const size_t range_bytes = publish->ns->profile.geometry.HeadRangeBytes(item->key.encoding);
     hold.slots.push_back(item->slot);
-    hold.blocks.push_back({item->key, block.chunk->Image(block.index)
-                                          .subspan(publish->heads.first * range_bytes,
-                                                   publish->heads.count * range_bytes)});
+    const size_t offset = publish->heads.first * range_bytes;
+    hold.blocks.push_back(
+        {.key = item->key,
+         .bytes =
+             block.chunk->Image(block.index).subspan(offset, publish->heads.count * range_bytes),
+         .fresh = block.chunk->Fresh(block.index, offset)});
   }
   ++writes_;
   return hold;

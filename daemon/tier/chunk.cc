@@ -103,6 +103,15 @@ std::span<std::byte> Chunk::Image(uint32_t block) {
   return {memory_ + spec_.layout.block_offset(block), spec_.layout.image_bytes};
 }
 
+FreshMemory Chunk::Fresh(uint32_t block, size_t offset) const {
+  CRUMB_CHECK(block < num_blocks(), "block outside of the chunk");
+  // Settled once, and every page of it has been touched. Who gave it back before that may have
+  // touched some; asking for those again costs little.
+  return generations_[block] > 1
+             ? FreshMemory{}
+             : FreshMemory{fd_.get(), spec_.layout.block_offset(block) + offset};
+}
+
 void Chunk::MoveGeneration(uint32_t block) {
   // An exchange, because its acquire half keeps the writes to the block's bytes that follow from
   // being seen before the odd generation is; a store would not.

@@ -22,6 +22,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "daemon/tier/populate.h"
 #include "proto/base/ids.h"
 #include "proto/base/unique_fd.h"
 #include "proto/page/chunk_layout.h"
@@ -65,6 +66,9 @@ class Chunk {
 
   // The whole image of a block.
   std::span<std::byte> Image(uint32_t block);
+  // Where byte `offset` of its image is, if nothing has been written there since the chunk was
+  // made.
+  FreshMemory Fresh(uint32_t block, size_t offset) const;
   // A copy; consistent while no one calls Settle or AddHeads for this block.
   PageHeader Header(uint32_t block) const;
   Generation generation(uint32_t block) const { return Generation(generations_[block]); }
