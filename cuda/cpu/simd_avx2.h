@@ -82,10 +82,10 @@ struct Simd {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
   }
   static Float Exp2Near(Float x) {
-    const Float kRound = Set(12582912.0f);
+    const Float rounding = Set(12582912.0f);
     x = Max(Set(-126.0f), x);
-    const Float shifted = Add(x, kRound);
-    const Float f = Sub(x, Sub(shifted, kRound));
+    const Float shifted = Add(x, rounding);
+    const Float f = Sub(x, Sub(shifted, rounding));
     Float y = Set(9.57010191e-3f);
     y = Fma(y, f, Set(5.59178603e-2f));
     y = Fma(y, f, Set(2.40247448e-1f));

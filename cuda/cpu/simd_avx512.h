@@ -83,10 +83,10 @@ struct Simd {
   }
   // 2^x for x up to 127, relative error 3e-6; 2^-126 below.
   static Float Exp2Near(Float x) {
-    const Float kRound = Set(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
-    x = Max(Set(-126.0f), x);               // A NaN stays one.
-    const Float shifted = Add(x, kRound);
-    const Float f = Sub(x, Sub(shifted, kRound));
+    const Float rounding = Set(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
+    x = Max(Set(-126.0f), x);                 // A NaN stays one.
+    const Float shifted = Add(x, rounding);
+    const Float f = Sub(x, Sub(shifted, rounding));
     Float y = Set(9.57010191e-3f);
     y = Fma(y, f, Set(5.59178603e-2f));
     y = Fma(y, f, Set(2.40247448e-1f));

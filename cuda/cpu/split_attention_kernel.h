@@ -33,14 +33,14 @@ struct alignas(64) ChunkState {
 //   (digit, step, half, row, t) is channel 32 * step + 16 * half + 4 * t + j; four copies of it,
 //   one for each token tile. 64-byte aligned.
 struct FixedQueries {
-  const int32_t* digits[2] = {};
   // What 1 of digit 0 and of digit 1 is worth, times the attention's scale and log2(e); not
   // negative.
   alignas(64) float units[2][ChunkState::kMaxLanes] = {};
-  // Of digit 0, and of the whole integers.
-  float sums[2][kChunkRows] = {};
+  const int32_t* digits[2] = {};
   // Of a score read with digit 0 alone, for a key scale of 1: the deviation of its error.
   float errors[kChunkRows] = {};
+  // Of digit 0, and of the whole integers.
+  float sums[2][kChunkRows] = {};
 };
 inline constexpr size_t kQueryWords = 16;  // [4 t][4]
 
