@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the ops answer in a build without CUDA.
+#include "crumb/cuda/demote_pages.h"
 #include "crumb/cuda/device.h"
+#include "crumb/cuda/device_profile.h"
 #include "crumb/cuda/split_decode.h"
 #include "proto/base/status_macros.h"
 
@@ -29,6 +31,26 @@ absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream /*stream*/) 
 }
 
 absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& /*params*/, GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(const Profile& /*profile*/) {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
+    const Geometry& /*geometry*/, std::span<const HeadParameters> /*heads*/) {
+  return NoCuda();
+}
+
+DeviceProfile::~DeviceProfile() = default;
+
+absl::Status DemotePages(const DemotePagesParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
+  return NoCuda();
+}
+
+absl::Status TakeDemotePagesProblem(const DemotePagesParams& /*params*/, GpuStream /*stream*/) {
   return NoCuda();
 }
 

@@ -12,6 +12,7 @@
 #include "cuda/launch/decode_workspace.h"
 #include "tests/cuda/gpu/decode_scene.h"
 #include "tests/cuda/gpu/device_buffer.h"
+#include "tests/cuda/gpu/gpu_fixture.h"
 
 namespace crumb {
 
@@ -81,17 +82,6 @@ class DeviceScene {
   DeviceBuffer<float> lse_;
   SplitDecodeParams params_;
   DeviceBuffer<std::byte> workspace_;
-};
-
-// A test that needs a GPU says so and is skipped where there is none.
-template <typename Base>
-class GpuFixture : public Base {
- protected:
-  void SetUp() override {
-    if (const auto device = CurrentGpu(); !device.ok()) {
-      GTEST_SKIP() << device.status();
-    }
-  }
 };
 
 }  // namespace crumb

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times the page ops on all layers of 8,192 tokens of an 8B model (36 layers, 8 KV heads, head_dim
+// 128). Prints a line of JSON a figure: milliseconds, the bytes that must move, and the share of
+// this machine's copy bandwidth that makes.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "bench/gpu/codec_pages.h"
+#include "bench/gpu/gpu_timer.h"
+#include "crumb/cuda/demote_pages.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr Geometry kModel{36, 8, 128, 128};
+constexpr uint32_t kTokens = 8192;
+
+// Operations of the prefill that the demotion follows: two a weight and token, and attention's
+// 4 * layers * query heads * head_dim a pair of tokens, of which causality leaves half.
+constexpr double kPrefillFlops =
+    2 * 8.2e9 * kTokens + 4.0 * 36 * 32 * 128 * (double{kTokens} * kTokens / 2);
+
+void CheckStatus(const absl::Status& status) {
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    std::exit(1);
+  }
+}
+
+void Print(const char* op, const char* what, double ms, double bytes, double copy, double goal) {
+  const double rate = bytes / ms / 1e6;
+  std::printf(
+      "{\"op\": \"%s\", \"shape\": \"%s\", \"ms\": %.5f, \"bytes\": %.0f, "
+      "\"gb_per_s\": %.0f, \"of_copy\": %.3f, \"goal_of_copy\": %.2f}\n",
+      op, what, ms, bytes, rate, rate / copy, goal);
+  std::fflush(stdout);
+}
+
+void TimeDemotion(double copy) {
+  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+    const CodecPages pages(kModel, codec, kTokens / kPageTokens);
+    for (const bool rotated : {false, true}) {
+      DemotePagesParams params = pages.Demotion();
+      params.rows_are_rotated = rotated;
+      const double ms = GraphMilliseconds(
+          [&](cudaStream_t stream) { CheckStatus(DemotePages(params, stream)); }, 11);
+      CheckStatus(TakeDemotePagesProblem(params, nullptr));
+      const std::string what = std::string(CodecName(codec)) + " 36 layers x 8192 tokens";
+      Print(rotated ? "demote_rotated" : "demote", what.c_str(), ms,
+            pages.Bf16Bytes() + pages.Int2Bytes(), copy, rotated ? 0.6 : 0.5);
+      if (codec == CodecId::kOscarInt2Aware && !rotated) {
+        // At 600 TFLOP/s, three quarters of the matrix rate measured on an H200.
+        const double prefill_ms = kPrefillFlops / 600e12 * 1e3;
+        std::printf(
+            "{\"op\": \"demote\", \"shape\": \"%s of its prefill\", \"prefill_tflop\": %.1f, "
+            "\"prefill_ms_at_600_tflops\": %.1f, \"share\": %.5f, \"goal\": 0.005}\n",
+            what.c_str(), kPrefillFlops / 1e12, prefill_ms, ms / prefill_ms);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace crumb::bench
+
+int main() {
+  if (const auto device = crumb::CurrentGpu(); !device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
+    return 1;
+  }
+  const double copy = crumb::bench::CopyBandwidth();
+  std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", copy);
+  crumb::bench::TimeDemotion(copy);
+  return 0;
+}

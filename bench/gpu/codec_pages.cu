@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "bench/gpu/codec_pages.h"
+#include "bench/gpu/gpu_timer.h"
+
+namespace crumb::bench {
+namespace {
+
+// About normal: the sum of four bytes of a hash.
+__device__ float Random(uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdull;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ull;
+  const auto bits = static_cast<uint32_t>(x >> 32);
+  const uint32_t sum = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24);
+  return (static_cast<float>(sum) - 510) / 148;
+}
+
+__global__ void FillRows(__nv_bfloat16* rows, size_t count) {
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    rows[i] = __float2bfloat16_rn(Random(i));
+  }
+}
+
+// One head's numbers, for all heads: speed does not depend on them.
+struct HeadNumbers {
+  HeadNumbers(uint32_t dim, CodecId codec) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    rotation.resize(size_t{dim} * dim);
+    feedback.resize(size_t{dim} * dim);
+    mean.resize(dim);
+    for (float& x : rotation) {
+      x = normal(random) / std::sqrt(static_cast<float>(dim));
+    }
+    for (size_t i = 0; i < dim; ++i) {
+      mean[i] = normal(random);
+      for (size_t j = i; j < dim; ++j) {
+        feedback[i * dim + j] = i == j ? 1.0f : 0.05f * normal(random);
+      }
+    }
+    parameters.key_dim = parameters.value_dim = dim;
+    parameters.codec = codec;
+    parameters.key_rotation = parameters.value_rotation = rotation.data();
+    parameters.key_mean = mean.data();
+    parameters.key_feedback = codec == CodecId::kOscarInt2Aware ? feedback.data() : nullptr;
+    parameters.key_clip = 0.96f;
+    parameters.value_clip = 0.92f;
+  }
+  std::vector<float> rotation;
+  std::vector<float> feedback;
+  std::vector<float> mean;
+  HeadParameters parameters;
+};
+
+}  // namespace
+
+CodecPages::CodecPages(const Geometry& geometry, CodecId codec, uint32_t num_pages)
+    : geometry_(geometry), num_pages_(num_pages) {
+  const HeadNumbers numbers(geometry.key_dim, codec);
+  const std::vector<HeadParameters> heads(geometry.NumHeadBlocks(), numbers.parameters);
+  auto profile = DeviceProfile::Create(geometry, heads);
+  if (!profile.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(profile.status().message()).c_str());
+    std::exit(1);
+  }
+  profile_ = *std::move(profile);
+  const size_t bf16_bytes = geometry.PageBytes(PageEncoding::kBf16);
+  const size_t int2_bytes = geometry.PageBytes(PageEncoding::kInt2);
+  CheckCuda(cudaMalloc(&bf16_, num_pages * bf16_bytes), "allocating BF16 pages");
+  CheckCuda(cudaMalloc(&int2_, num_pages * int2_bytes), "allocating INT2 pages");
+  FillRows<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(bf16_), num_pages * bf16_bytes / 2);
+  std::vector<std::byte*> tables;
+  for (uint32_t page = 0; page < num_pages; ++page) {
+    tables.push_back(bf16_ + page * bf16_bytes);
+  }
+  for (uint32_t page = 0; page < num_pages; ++page) {
+    tables.push_back(int2_ + page * int2_bytes);
+  }
+  const size_t table_bytes = tables.size() * sizeof(std::byte*);
+  CheckCuda(cudaMalloc(&tables_, table_bytes), "allocating tables");
+  CheckCuda(cudaMemcpy(tables_, tables.data(), table_bytes, cudaMemcpyHostToDevice), "uploading");
+  CheckCuda(cudaMalloc(&finding_, sizeof(uint64_t)), "allocating a finding");
+  CheckCuda(cudaMemset(finding_, 0, sizeof(uint64_t)), "clearing a finding");
+  CheckCuda(cudaDeviceSynchronize(), "filling pages");
+}
+
+CodecPages::~CodecPages() {
+  cudaFree(bf16_);
+  cudaFree(int2_);
+  cudaFree(tables_);
+  cudaFree(finding_);
+}
+
+DemotePagesParams CodecPages::Demotion() const {
+  DemotePagesParams params;
+  params.heads = heads();
+  params.num_pages = num_pages_;
+  params.num_layers = geometry_.num_layers;
+  params.num_heads = geometry_.num_kv_heads;
+  params.keys = {tables_, 0, geometry_.HeadBlockBytes(PageEncoding::kBf16),
+                 geometry_.HeadRangeBytes(PageEncoding::kBf16), size_t{2} * geometry_.key_dim};
+  params.values = params.keys;
+  params.values.offset = geometry_.Bf16Block().value_offset();
+  params.int2 = {tables_ + num_pages_, 0, geometry_.HeadBlockBytes(PageEncoding::kInt2),
+                 geometry_.HeadRangeBytes(PageEncoding::kInt2)};
+  params.finding = finding_;
+  return params;
+}
+
+double CodecPages::Bf16Bytes() const {
+  return static_cast<double>(num_pages_) *
+         static_cast<double>(geometry_.PageBytes(PageEncoding::kBf16));
+}
+
+double CodecPages::Int2Bytes() const {
+  return static_cast<double>(num_pages_) *
+         static_cast<double>(geometry_.PageBytes(PageEncoding::kInt2));
+}
+
+}  // namespace crumb::bench

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the page ops' benchmarks work on: a model's profile with plausible numbers, and pages of
+// random rows in device memory, as images [kv_head][layer].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "crumb/cuda/demote_pages.h"
+#include "proto/page/geometry.h"
+
+namespace crumb::bench {
+
+class CodecPages {
+ public:
+  CodecPages(const Geometry& geometry, CodecId codec, uint32_t num_pages);
+  ~CodecPages();
+  CodecPages(const CodecPages&) = delete;
+  CodecPages& operator=(const CodecPages&) = delete;
+
+  const Geometry& geometry() const { return geometry_; }
+  const DeviceHeads& heads() const { return profile_->heads(); }
+  uint32_t num_pages() const { return num_pages_; }
+  DemotePagesParams Demotion() const;
+
+  double Bf16Bytes() const;
+  double Int2Bytes() const;
+
+ private:
+  const Geometry geometry_;
+  const uint32_t num_pages_;
+  std::unique_ptr<DeviceProfile> profile_;
+  std::byte* bf16_ = nullptr;
+  std::byte* int2_ = nullptr;
+  std::byte** tables_ = nullptr;  // [2, num_pages]: of bf16_, of int2_.
+  uint64_t* finding_ = nullptr;
+};
+
+}  // namespace crumb::bench

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/cuda/demote_pages.h"
+
+#include <cuda_runtime.h>
+
+#include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/demote_problem.h"
+#include "cuda/launch/demote_pages.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+
+absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  const gpu::LaunchDemotePages launch = params.heads.head_dim == 64    ? gpu::LaunchDemotePages64
+                                        : params.heads.head_dim == 128 ? gpu::LaunchDemotePages128
+                                                                       : gpu::LaunchDemotePages256;
+  return gpu::CudaStatus(launch(params, device.num_multiprocessors, stream), "launching demotion");
+}
+
+absl::Status TakeDemotePagesProblem(const DemotePagesParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
+  uint64_t finding = 0;
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(
+      cudaMemcpyAsync(&finding, params.finding, sizeof(finding), cudaMemcpyDeviceToHost, stream),
+      "reading demotion's finding"));
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaMemsetAsync(params.finding, 0, sizeof(finding), stream),
+                                        "clearing the finding"));
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaStreamSynchronize(stream), "waiting for demotion"));
+  return finding == 0 ? absl::OkStatus() : gpu::NonFiniteRowError(params, ~finding);
+}
+
+}  // namespace crumb

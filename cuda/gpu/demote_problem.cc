@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/gpu/demote_problem.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "proto/page/page_format.h"
+
+namespace crumb::gpu {
+
+absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t position) {
+  const uint64_t token = position % kPageTokens;
+  const uint64_t part = position / kPageTokens;
+  const uint64_t head = part / 2 % params.num_heads;
+  const uint64_t layer = part / 2 / params.num_heads % params.num_layers;
+  const uint64_t page = part / 2 / params.num_heads / params.num_layers;
+  return absl::InvalidArgumentError(absl::StrCat(
+      part % 2 == 0 ? "K" : "V", " holds NaN or inf at page ", page, " of the launch, ", "layer ",
+      params.first_layer + layer, ", KV head ", params.first_head + head, ", token ", token,
+      " of the page; a page takes finite values only: recompute it, do not cache it"));
+}
+
+}  // namespace crumb::gpu

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What demotion says of rows that it refuses.
+#pragma once
+
+#include "absl/status/status.h"
+
+#include "crumb/cuda/demote_pages.h"
+
+namespace crumb::gpu {
+
+// `position` counts (page, layer, head, K or V, token) of the launch, tokens fastest.
+absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t position);
+
+}  // namespace crumb::gpu

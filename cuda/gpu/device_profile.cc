@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/cuda/device_profile.h"
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "crumb/cuda/device.h"
+#include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/pack_head.h"
+#include "proto/base/check.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+
+absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(const Profile& profile) {
+  const Geometry& geometry = profile.geometry();
+  std::vector<HeadParameters> heads;
+  heads.reserve(geometry.NumHeadBlocks());
+  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
+    for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
+      heads.push_back(profile.head(layer, head));
+    }
+  }
+  return Create(geometry, heads);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
+    const Geometry& geometry, std::span<const HeadParameters> heads) {
+  CRUMB_CHECK(heads.size() == geometry.NumHeadBlocks(), "heads of another geometry");
+  const uint32_t dim = geometry.key_dim;
+  if (geometry.value_dim != dim || (dim != 64 && dim != 128 && dim != 256)) {
+    return absl::UnimplementedError(
+        absl::StrCat("head_dim is ", dim, " of K and ", geometry.value_dim,
+                     " of V; the GPU has kernels for 64, 128 and 256, the same for both: use the "
+                     "CPU's codec for others"));
+  }
+  CRUMB_RETURN_IF_ERROR(CurrentGpu().status());
+  const bool is_aware = heads[0].codec == CodecId::kOscarInt2Aware;
+  const size_t record_bytes = gpu::HeadRecord{dim, is_aware}.bytes();
+  std::vector<std::byte> records(heads.size() * record_bytes);
+  for (size_t i = 0; i < heads.size(); ++i) {
+    gpu::PackHead(heads[i], is_aware, std::span(records).subspan(i * record_bytes, record_bytes));
+  }
+  std::unique_ptr<DeviceProfile> profile(new DeviceProfile);
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(
+      cudaMalloc(reinterpret_cast<void**>(&profile->memory_), records.size()),
+      absl::StrCat("allocating ", records.size(), " bytes of device memory for a profile")));
+  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(
+      cudaMemcpy(profile->memory_, records.data(), records.size(), cudaMemcpyHostToDevice),
+      "uploading a profile"));
+  profile->heads_ = {.num_layers = geometry.num_layers,
+                     .num_kv_heads = geometry.num_kv_heads,
+                     .head_dim = dim,
+                     .is_aware = is_aware,
+                     .records = profile->memory_};
+  return profile;
+}
+
+DeviceProfile::~DeviceProfile() {
+  cudaFree(memory_);
+}
+
+}  // namespace crumb

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Matrix products and asynchronous copies that the page ops share. Compute capability 8.0 and
+// later.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/ptx.cuh"
+
+namespace crumb::gpu {
+
+// c += A x B with A[16 x 16] and B[16 x 8] of bf16.
+__device__ __forceinline__ void MmaBf16(float (&c)[4],
+                                        const uint32_t (&a)[4],
+                                        uint32_t b0,
+                                        uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Where lane `lane` points LoadMatrices for the A operand whose first element is at `tile`, rows
+// `stride` bytes apart.
+__device__ __forceinline__ const std::byte* OperandRow(const std::byte* tile,
+                                                       uint32_t stride,
+                                                       int lane) {
+  return tile + (lane % 16) * stride + (lane / 16) * 16;
+}
+
+// Two floats as a bf16 pair, the first in the low half.
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  uint32_t word;
+  memcpy(&word, &pair, sizeof(word));
+  return word;
+}
+
+__device__ __forceinline__ void CopyAsync16(void* target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(target)), "l"(source)
+               : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but the newest `kPending` groups of this thread's copies are there.
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace crumb::gpu

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The 64 rows of K or V of one head block in shared memory, as BF16: loaded, rotated, and packed
+// into the page format once they are rounded.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels/mma.cuh"
+#include "cuda/launch/head_record.h"
+#include "proto/page/page_format.h"
+
+namespace crumb::gpu {
+
+template <int kDim>
+struct PageTile {
+  static constexpr uint32_t kRowBytes = 2 * kDim;
+  static constexpr uint32_t kStride =
+      kRowBytes + 16;  // Eight rows' chunks of 16 then meet no bank twice.
+  static constexpr uint32_t kBytes = kPageTokens * kStride;
+  static constexpr int kWordsOfRow = kDim / 16;  // Row words: 16 codes each, channel 0 lowest.
+  static constexpr int kWordStride = kWordsOfRow + 1;
+};
+
+// Starts to copy rows into `tile`, 16 bytes a thread and step.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void LoadRowsAsync(std::byte* tile,
+                                              const std::byte* rows,
+                                              size_t token_stride) {
+  using Tile = PageTile<kDim>;
+  constexpr int kChunks = Tile::kRowBytes / 16;
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < int{kPageTokens} * kChunks; i += kThreads) {
+    const int row = i / kChunks;
+    const int chunk = i % kChunks;
+    CopyAsync16(tile + row * Tile::kStride + chunk * 16, rows + row * token_stride + chunk * 16);
+  }
+}
+
+// A warp's columns of a rotation, held in registers over many pages: B operands of m16n8k16.
+template <int kDim, int kWarps>
+struct RotationColumns {
+  static constexpr int kTiles = kDim / 8 / kWarps;
+  static constexpr int kSteps = kDim / 16;
+  uint2 b[kTiles][kSteps];
+
+  __device__ __forceinline__ void Load(const std::byte* matrix, int warp, int lane) {
+    const auto* tiles = reinterpret_cast<const uint2*>(matrix) + warp * kTiles * kSteps * 32 + lane;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        b[n][k] = tiles[(n * kSteps + k) * 32];
+      }
+    }
+  }
+};
+
+// to = from * R + shift, rounded to bf16; all warps, each its columns.
+template <int kDim, int kWarps>
+__device__ __forceinline__ void RotatePageRows(const std::byte* from,
+                                               const RotationColumns<kDim, kWarps>& rotation,
+                                               const float* shift,
+                                               std::byte* to,
+                                               int warp,
+                                               int lane) {
+  using Tile = PageTile<kDim>;
+  using Columns = RotationColumns<kDim, kWarps>;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int first_column = warp * Columns::kTiles * 8 + 2 * t;
+  float2 start[Columns::kTiles];
+#pragma unroll
+  for (int n = 0; n < Columns::kTiles; ++n) {
+    start[n] = *reinterpret_cast<const float2*>(shift + first_column + 8 * n);
+  }
+#pragma unroll 1
+  for (int row = 0; row < int{kPageTokens}; row += 16) {
+    float sums[Columns::kTiles][4];
+#pragma unroll
+    for (int n = 0; n < Columns::kTiles; ++n) {
+      sums[n][0] = sums[n][2] = start[n].x;
+      sums[n][1] = sums[n][3] = start[n].y;
+    }
+    const std::byte* operand = OperandRow(from + row * Tile::kStride, Tile::kStride, lane);
+#pragma unroll
+    for (int k = 0; k < Columns::kSteps; ++k) {
+      uint32_t a[4];
+      LoadMatrices(a, operand + k * 32);
+#pragma unroll
+      for (int n = 0; n < Columns::kTiles; ++n) {
+        MmaBf16(sums[n], a, rotation.b[n][k].x, rotation.b[n][k].y);
+      }
+    }
+    std::byte* out = to + (row + g) * Tile::kStride + first_column * 2;
+#pragma unroll
+    for (int n = 0; n < Columns::kTiles; ++n) {
+      *reinterpret_cast<uint32_t*>(out + n * 16) = PackBf16(sums[n][0], sums[n][1]);
+      *reinterpret_cast<uint32_t*>(out + 8 * Tile::kStride + n * 16) =
+          PackBf16(sums[n][2], sums[n][3]);
+    }
+  }
+}
+
+// Eight bits, four codes, to the low two bits of each byte.
+__device__ __forceinline__ uint32_t SpreadCodes(uint32_t byte) {
+  const uint32_t pairs = (byte | byte << 12) & 0x000f000fu;
+  return (pairs | pairs << 6) & 0x03030303u;
+}
+
+// Word `word` of lane (g, t) of K's codes, out of row words.
+template <int kDim>
+__device__ __forceinline__ uint32_t KeyWord(const uint32_t* row_words, int word, int g, int t) {
+  using Tile = PageTile<kDim>;
+  constexpr int kSteps = kDim / 32;
+  const uint32_t* upper =
+      row_words + (16 * (word / kSteps) + g) * Tile::kWordStride + 2 * (word % kSteps);
+  const uint32_t* lower = upper + 8 * Tile::kWordStride;
+  const int shift = 8 * t;
+  return SpreadCodes(upper[0] >> shift & 0xff) | SpreadCodes(lower[0] >> shift & 0xff) << 2 |
+         SpreadCodes(upper[1] >> shift & 0xff) << 4 | SpreadCodes(lower[1] >> shift & 0xff) << 6;
+}
+
+// Word `word` of lane (g, t) of V's codes.
+template <int kDim>
+__device__ __forceinline__ uint32_t ValueWord(const uint32_t* row_words, int word, int g, int t) {
+  using Tile = PageTile<kDim>;
+  const uint32_t* first = row_words + (8 * (word % 2) + t) * Tile::kWordStride + word / 2;
+  uint32_t result = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t codes = first[(16 * j + 4 * half) * Tile::kWordStride] >> (2 * g);
+      result |= (codes & 3u) << (8 * j + 4 * half);            // Channel g.
+      result |= (codes >> 16 & 3u) << (8 * j + 4 * half + 2);  // Channel 8 + g.
+    }
+  }
+  return result;
+}
+
+// Writes the K or V part of a head block: codes and (scale, min) pairs, which lie in the page's
+// order in `meta`.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void StorePart(const uint32_t* row_words,
+                                          const __half2* meta,
+                                          bool is_value,
+                                          std::byte* block) {
+  constexpr Int2HeadBlock kFormat{kDim, kDim};
+  auto* codes = reinterpret_cast<uint4*>(
+      block + (is_value ? kFormat.value_codes_offset() : kFormat.key_codes_offset()));
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < kDim; i += kThreads) {
+    const int first = i / 32 * 4;
+    const int g = i % 32 / 4;
+    const int t = i % 4;
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      words[w] = is_value ? ValueWord<kDim>(row_words, first + w, g, t)
+                          : KeyWord<kDim>(row_words, first + w, g, t);
+    }
+    codes[i] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  if (thread < 16) {
+    auto* to = reinterpret_cast<uint4*>(
+        block + (is_value ? kFormat.value_meta_offset() : kFormat.key_meta_offset()));
+    to[thread] = reinterpret_cast<const uint4*>(meta)[thread];
+  }
+}
+
+}  // namespace crumb::gpu

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of BF16 to two bits, the same bits as the CPU's: clip at an exact order statistic, one
+// affine range a row, round to nearest.
+//
+// A warp takes eight rows, four lanes each: lane r + 8 p has the chunks p, p + 4, ... of row r, of
+// eight channels each, as bf16 pairs. Magnitudes of bf16 are ordered like their 15 bits, so the
+// order statistic is found by bisection over those, counting by packed comparisons. Division is
+// kept out of the elements: rounding is monotone, so each row has three bf16 values from which on
+// the code is 1, 2 and 3, found exactly once a row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/kernels/page_rows.cuh"
+
+namespace crumb::gpu {
+
+__device__ __forceinline__ uint32_t AsWord(__nv_bfloat162 pair) {
+  uint32_t word;
+  memcpy(&word, &pair, sizeof(word));
+  return word;
+}
+__device__ __forceinline__ __nv_bfloat162 AsPair(uint32_t word) {
+  __nv_bfloat162 pair;
+  memcpy(&pair, &word, sizeof(pair));
+  return pair;
+}
+// One bf16, given by its bits, in both halves.
+__device__ __forceinline__ __nv_bfloat162 PairOf(uint32_t bits) {
+  return AsPair(bits | bits << 16);
+}
+__device__ __forceinline__ float FloatOfBf16(uint32_t bits) {
+  return __uint_as_float(bits << 16);
+}
+
+// Over the four lanes of a row.
+template <typename Combine>
+__device__ __forceinline__ auto ReduceRow(auto value, Combine&& combine) {
+  value = combine(value, __shfl_xor_sync(kFullWarp, value, 8));
+  return combine(value, __shfl_xor_sync(kFullWarp, value, 16));
+}
+
+struct RowLevels {
+  float scale;
+  float min;
+};
+
+// As the twin's Levels (cuda/reference/demote.cc).
+__device__ __forceinline__ RowLevels MakeLevels(float low, float high, float tau) {
+  constexpr float kMaxHalf = 65504.0f;
+  constexpr float kMinScale = 1.0f / (1u << 24);
+  low = fminf(fmaxf(low, -tau), tau);
+  high = fminf(fmaxf(high, -tau), tau);
+  RowLevels levels;
+  const float min = fminf(fmaxf(__fadd_rn(low, 0.0f), -kMaxHalf), kMaxHalf);
+  levels.min = __half2float(__float2half_rn(min));
+  const float third = __fdiv_rn(__fsub_rn(high, levels.min), 3.0f);
+  levels.scale = fmaxf(__half2float(__float2half_rn(fminf(third, kMaxHalf))), kMinScale);
+  return levels;
+}
+
+// The bf16 magnitude `bits` as a clip threshold.
+__device__ __forceinline__ float ClipThreshold(int bits) {
+  return __half2float(__float2half_rn(fminf(FloatOfBf16(static_cast<uint32_t>(bits)), 65504.0f)));
+}
+
+// One lane's share of a row, and what all four lanes of the row know of it.
+template <int kDim>
+struct RowShare {
+  static constexpr int kChunks = kDim / 32;
+  __nv_bfloat162 pairs[kChunks][4];
+  int largest;  // Magnitude's bits; 0x7f80 and more: the row holds inf or NaN.
+  float low;
+  float high;
+
+  __device__ __forceinline__ void Load(const std::byte* row, int part) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const uint4 chunk = *reinterpret_cast<const uint4*>(row + (part + 4 * i) * 16);
+      pairs[i][0] = AsPair(chunk.x);
+      pairs[i][1] = AsPair(chunk.y);
+      pairs[i][2] = AsPair(chunk.z);
+      pairs[i][3] = AsPair(chunk.w);
+    }
+    __nv_bfloat162 most = AsPair(0);
+    __nv_bfloat162 least = pairs[0][0];
+    __nv_bfloat162 greatest = pairs[0][0];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        most = __hmax2_nan(most, __habs2(pairs[i][j]));
+        least = __hmin2(least, pairs[i][j]);
+        greatest = __hmax2(greatest, pairs[i][j]);
+      }
+    }
+    const uint32_t word = AsWord(most) & 0x7fff7fffu;
+    const int mine = static_cast<int>(max(word & 0xffff, word >> 16));
+    largest = ReduceRow(mine, [](int a, int b) { return max(a, b); });
+    low = ReduceRow(fminf(__low2float(least), __high2float(least)),
+                    [](float a, float b) { return fminf(a, b); });
+    high = ReduceRow(fmaxf(__low2float(greatest), __high2float(greatest)),
+                     [](float a, float b) { return fmaxf(a, b); });
+  }
+
+  // How many of the row's magnitudes are at least `bits`.
+  __device__ __forceinline__ int CountFrom(int bits) const {
+    const __nv_bfloat162 bound = PairOf(static_cast<uint32_t>(bits));
+    __nv_bfloat162 counts[2] = {AsPair(0), AsPair(0)};
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        counts[j % 2] = __hadd2(counts[j % 2], __hge2(__habs2(pairs[i][j]), bound));
+      }
+    }
+    const __nv_bfloat162 both = __hadd2(counts[0], counts[1]);  // At most 64: exact in bf16.
+    const int mine = static_cast<int>(__low2float(both) + __high2float(both));
+    return ReduceRow(mine, [](int a, int b) { return a + b; });
+  }
+
+  // Bits of the n-th largest magnitude, n from 1 to kDim, which is at most that of `most`.
+  __device__ __forceinline__ int Largest(int n, int most) const {
+    int low_bits = max(most - 255, 0);  // Within a factor of four, nearly always.
+    int high_bits = most;
+    if (CountFrom(low_bits) < n) {
+      high_bits = low_bits;
+      low_bits = 0;
+    }
+    while (__any_sync(kFullWarp, low_bits < high_bits)) {
+      const int middle = (low_bits + high_bits + 1) / 2;
+      if (CountFrom(middle) >= n) {
+        low_bits = middle;
+      } else {
+        high_bits = max(middle - 1, low_bits);
+      }
+    }
+    return low_bits;
+  }
+
+  // Codes of the share, 16 bits a chunk, given the bf16 from which on the code is 1, 2 and 3.
+  __device__ __forceinline__ void StoreCodes(const uint32_t (&from)[3],
+                                             std::byte* row_words,
+                                             int part) const {
+    const __nv_bfloat162 bounds[3] = {PairOf(from[0]), PairOf(from[1]), PairOf(from[2])};
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      uint32_t codes = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t one = __hge2_mask(pairs[i][j], bounds[0]);
+        const uint32_t two = __hge2_mask(pairs[i][j], bounds[1]);
+        const uint32_t three = __hge2_mask(pairs[i][j], bounds[2]);
+        // The first of a pair has the lower half's mask, the second the upper half's.
+        codes |= (one ^ two ^ three) & (0x00040001u << (4 * j));
+        codes |= two & (0x00080002u << (4 * j));
+      }
+      *reinterpret_cast<uint16_t*>(row_words + (part + 4 * i) * 2) =
+          static_cast<uint16_t>(codes | codes >> 16);
+    }
+  }
+};
+
+// The bf16 numbers in order as integers: +0 is 0, -0 is -1.
+constexpr int kKeyOfInfinity = 0x7f80;
+constexpr int kKeyOfMinusInfinity = -0x7f81;
+__device__ __forceinline__ int KeyOfBits(uint32_t bits) {
+  return (bits & 0x8000u) != 0 ? -static_cast<int>(bits & 0x7fffu) - 1 : static_cast<int>(bits);
+}
+__device__ __forceinline__ uint32_t BitsOfKey(int key) {
+  return key >= 0 ? static_cast<uint32_t>(key) : 0x8000u | static_cast<uint32_t>(-key - 1);
+}
+
+// The smallest bf16 whose code is at least `code`, 1..3: bits; infinity where no number has it.
+// Exactly where floor((clamp(x) - min) / scale + 0.5) >= code in rounded arithmetic: that is
+// x - min >= (code - 1/2) * scale, but for code 1, where the number below 1/2 may round up too.
+__device__ __forceinline__ uint32_t FirstWithCode(const RowLevels& levels, float tau, int code) {
+  const float middle = static_cast<float>(code) - 0.5f;
+  float bound = __fmul_rn(middle, levels.scale);  // Exact: 11 bits by two.
+  if (code == 1) {
+    const float below = __uint_as_float(__float_as_uint(bound) - 1);
+    if (__fadd_rn(__fdiv_rn(below, levels.scale), 0.5f) >= 1.0f) {
+      bound = below;
+    }
+  }
+  const auto reaches = [&](int key) {
+    const float x = fminf(fmaxf(FloatOfBf16(BitsOfKey(key)), -tau), tau);
+    return __fsub_rn(x, levels.min) >= bound;
+  };
+  float about = __fadd_rn(bound, levels.min);
+  if (about == 0) {  // Then it is where x - min first rounds up to `bound`: half a step below zero.
+    about = __uint_as_float(((__float_as_uint(bound) & 0x7f800000u) - (24u << 23)) | 0x80000000u);
+  }
+  const int guess = KeyOfBits(__float_as_uint(about) >> 16);
+  int low = max(guess - 2, kKeyOfMinusInfinity);
+  int high = min(guess + 2, kKeyOfInfinity);
+  if ((low > kKeyOfMinusInfinity && reaches(low)) || (high < kKeyOfInfinity && !reaches(high))) {
+    low = kKeyOfMinusInfinity;
+    high = kKeyOfInfinity;
+  }
+  while (high - low > 1) {
+    const int key = (low + high) >> 1;
+    if (reaches(key)) {
+      high = key;
+    } else {
+      low = key;
+    }
+  }
+  return BitsOfKey(high);
+}
+
+// Eight rows from `rows` on, one warp; false in lanes of rows that are not finite.
+template <int kDim>
+__device__ __forceinline__ bool RoundToNearest(const std::byte* rows,
+                                               int clip_from_top,
+                                               int first_token,
+                                               uint32_t* row_words,
+                                               __half2* meta,
+                                               int lane) {
+  using Tile = PageTile<kDim>;
+  const int token = first_token + lane % 8;
+  const int part = lane / 8;
+  RowShare<kDim> share;
+  share.Load(rows + token * Tile::kStride, part);
+  float tau = INFINITY;
+  if (clip_from_top > 0) {
+    tau = ClipThreshold(share.Largest(clip_from_top, min(share.largest, 0x7f7f)));
+  }
+  const RowLevels levels = MakeLevels(share.low, share.high, tau);
+  const uint32_t mine = FirstWithCode(levels, tau, max(part, 1));
+  const uint32_t from[3] = {__shfl_sync(kFullWarp, mine, lane % 8 + 8),
+                            __shfl_sync(kFullWarp, mine, lane % 8 + 16),
+                            __shfl_sync(kFullWarp, mine, lane % 8 + 24)};
+  share.StoreCodes(from, reinterpret_cast<std::byte*>(row_words + token * Tile::kWordStride), part);
+  if (part == 0) {
+    meta[Int2HeadBlock::MetaIndex(static_cast<uint32_t>(token))] =
+        __floats2half2_rn(levels.scale, levels.min);
+  }
+  return share.largest < 0x7f80;
+}
+
+}  // namespace crumb::gpu

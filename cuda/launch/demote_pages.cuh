@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One head_dim's launch of demotion, for a .cu file to instantiate.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/kernels/demote.cuh"
+#include "cuda/launch/demote_pages.h"
+
+namespace crumb::gpu {
+
+template <int kDim, bool kAware>
+int LaunchDemoteForm(const DemotePagesParams& params,
+                     uint32_t num_multiprocessors,
+                     CUstream_st* stream) {
+  const auto kernel = DemoteKernel<kDim, kAware>;
+  constexpr size_t kBytes = sizeof(DemoteShared<kDim, kAware>);
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  if (error != cudaSuccess) {
+    return error;
+  }
+  const uint32_t units = params.num_pages * params.num_layers * params.num_heads * 2;
+  const uint32_t blocks = std::min(units, num_multiprocessors * kDemoteBlocks<kDim, kAware>);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(32 * kDemoteWarps<kDim>);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, params, units);
+}
+
+template <int kDim>
+int LaunchDemote(const DemotePagesParams& params,
+                 uint32_t num_multiprocessors,
+                 CUstream_st* stream) {
+  return params.heads.is_aware ? LaunchDemoteForm<kDim, true>(params, num_multiprocessors, stream)
+                               : LaunchDemoteForm<kDim, false>(params, num_multiprocessors, stream);
+}
+
+}  // namespace crumb::gpu

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch/demote_pages.cuh"
+
+namespace crumb::gpu {
+
+int LaunchDemotePages64(const DemotePagesParams& params,
+                        uint32_t num_multiprocessors,
+                        CUstream_st* stream) {
+  return LaunchDemote<64>(params, num_multiprocessors, stream);
+}
+
+}  // namespace crumb::gpu

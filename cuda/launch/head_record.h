@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a head's parameters lie in its record of a DeviceProfile. Arithmetic for host and device.
+//
+// A "tile" is one operand B of an mma: a lane's registers for it lie side by side, 32 lanes one
+// after another, so that a warp loads it whole and no shuffle is needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace crumb::gpu {
+
+// The parts of one rotation matrix R.
+enum RotationPart : uint32_t {
+  kRotateUpper,  // R in bf16, tiles of m16n8k16: [dim/8 columns][dim/16 steps][32 lanes] of 8
+                 // bytes.
+  kRotateLower,  // R minus the above, in bf16; the same tiles.
+  // R transposed, in fixed point of two digits, R = unit * (256 * upper + lower): tiles of m16n8k32
+  // in s8, [dim/8 columns][dim/32 steps][32 lanes] of 8 bytes.
+  kUnrotateUpper,
+  kUnrotateLower,  // Padded to the size of a bf16 part, as the one above.
+  kNumRotationParts,
+};
+
+struct HeadRecord {
+  uint32_t dim;
+  bool is_aware;
+
+  static constexpr uint32_t kBlock = 16;  // Channels whose errors are fed back one by one.
+
+  constexpr size_t matrix_bytes() const { return size_t{dim} * dim * 2; }
+  constexpr size_t vector_bytes() const { return size_t{dim} * sizeof(float); }
+  constexpr uint32_t num_blocks() const { return dim / kBlock; }
+
+  // K's parts, then V's.
+  constexpr size_t rotation(bool is_value, RotationPart part) const {
+    return (size_t{is_value ? uint32_t{kNumRotationParts} : 0u} + part) * matrix_bytes();
+  }
+  constexpr size_t vectors() const { return 2 * kNumRotationParts * matrix_bytes(); }
+  // [dim] f32 each; zeros for V, but for the last. -mean * R, what rotated rows start from, for R
+  // as its upper part alone has it and for both; the mean; and for each row of R the sum of its
+  // elements, as the digits have them.
+  constexpr size_t upper_shift(bool is_value) const { return vectors() + vector(is_value, 0); }
+  constexpr size_t shift(bool is_value) const { return vectors() + vector(is_value, 1); }
+  constexpr size_t mean(bool is_value) const { return vectors() + vector(is_value, 2); }
+  constexpr size_t row_sums(bool is_value) const { return vectors() + vector(is_value, 3); }
+  constexpr size_t scalars() const { return vectors() + 8 * vector_bytes(); }
+  static constexpr size_t scalars_bytes() { return 64; }
+  // [num_blocks, 16, 16] f32: the diagonal blocks of the feedback factor, its diagonal inverted.
+  constexpr size_t diagonal() const { return scalars() + scalars_bytes(); }
+  constexpr size_t diagonal_bytes() const {
+    return is_aware ? size_t{num_blocks()} * kBlock * kBlock * sizeof(float) : 0;
+  }
+  // Tiles of 16 x 16 in bf16 above them, two operands of m16n8k16 of 16 bytes a lane: by columns,
+  // those of column block b are [b * (b - 1) / 2, + b).
+  constexpr size_t feedback() const { return diagonal() + diagonal_bytes(); }
+  static constexpr size_t feedback_tile(uint32_t row, uint32_t column) {
+    return (size_t{column} * (column - 1) / 2 + row) * kFeedbackTileBytes;
+  }
+  static constexpr size_t kFeedbackTileBytes = 512;
+  constexpr size_t bytes() const {
+    const size_t tiles = is_aware ? size_t{num_blocks()} * (num_blocks() - 1) / 2 : 0;
+    return (feedback() + tiles * kFeedbackTileBytes + 255) / 256 * 256;
+  }
+
+ private:
+  constexpr size_t vector(bool is_value, uint32_t which) const {
+    return (size_t{is_value ? 4u : 0u} + which) * vector_bytes();
+  }
+};
+
+// What lies at scalars(). Index 0 is K, 1 is V.
+struct HeadScalars {
+  uint32_t clip_from_top[2];  // The clip threshold is the n-th largest magnitude; 0: no clip.
+  float digit_unit[2];        // Of kUnrotateUpper and kUnrotateLower.
+};
+static_assert(sizeof(HeadScalars) <= HeadRecord::scalars_bytes());
+
+}  // namespace crumb::gpu

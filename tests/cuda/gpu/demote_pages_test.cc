@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Demotion on the GPU against the twin.
+#include "crumb/cuda/demote_pages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "proto/base/float16.h"
+#include "tests/cuda/gpu/device_buffer.h"
+#include "tests/cuda/gpu/gpu_fixture.h"
+#include "tests/cuda/gpu/page_scene.h"
+
+namespace crumb {
+namespace {
+
+using testing::HasSubstr;
+
+// Rows where rounding has borders: ties, constants, one outlier, tiny and huge numbers.
+void PlantHardRows(std::vector<BFloat16>& rows, uint32_t dim, uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto pick = [&](uint32_t count) { return static_cast<uint32_t>(random() % count); };
+  const size_t num_rows = rows.size() / dim;
+  for (size_t row = 0; row < num_rows; ++row) {
+    BFloat16* x = rows.data() + row * dim;
+    const float size = std::ldexp(1.0f, static_cast<int>(pick(40)) - 20);
+    switch (pick(12)) {
+      case 0:  // Steps of a grid: many ties, symmetric.
+        for (uint32_t i = 0; i < dim; ++i) {
+          x[i] = BFloat16::FromFloat(size * (static_cast<float>(pick(13)) - 6) / 4);
+        }
+        break;
+      case 1:  // Constant.
+        std::fill(x, x + dim, BFloat16::FromFloat(pick(2) == 0 ? 0.0f : -3.14159f * size));
+        break;
+      case 2:  // Signed zeros, and one number.
+        for (uint32_t i = 0; i < dim; ++i) {
+          x[i] = BFloat16{static_cast<uint16_t>(pick(2) << 15)};
+        }
+        x[pick(dim)] = BFloat16::FromFloat(size);
+        break;
+      case 3:  // An outlier.
+        x[pick(dim)] = BFloat16::FromFloat(1000 * size);
+        break;
+      case 4:  // Any finite bits at all.
+        for (uint32_t i = 0; i < dim; ++i) {
+          x[i] = BFloat16{static_cast<uint16_t>(random())};
+          x[i] = x[i].IsFinite() ? x[i] : BFloat16{0x7f7f};
+        }
+        break;
+      case 5:  // Beyond fp16 on either side.
+        for (uint32_t i = 0; i < dim; ++i) {
+          x[i] = BFloat16::FromFloat(x[i].ToFloat() * (pick(2) == 0 ? 1e5f : 1e-9f));
+        }
+        break;
+      case 6:  // Nearly constant: a range of a few steps far from zero.
+        for (uint32_t i = 0; i < dim; ++i) {
+          x[i] = BFloat16::FromFloat(size * (100 + static_cast<float>(pick(3))));
+        }
+        break;
+      case 7:
+        for (uint32_t i = 0; i < dim; ++i) {
+          x[i] = BFloat16::FromFloat(x[i].ToFloat() * size);
+        }
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+// A scene's rows and pages on the device.
+class DevicePages {
+ public:
+  DevicePages(const PageScene& scene, const std::vector<BFloat16>& rows)
+      : scene_(scene),
+        bf16_(rows),
+        int2_(scene.num_pages() * scene.int2_bytes()),
+        bf16_table_(
+            scene.Table(reinterpret_cast<const std::byte*>(bf16_.data()), scene.bf16_bytes())),
+        int2_table_(scene.Table(int2_.data(), scene.int2_bytes())),
+        finding_(std::vector<uint64_t>{0}) {
+    auto profile = DeviceProfile::Create(scene.geometry(), scene.heads());
+    EXPECT_TRUE(profile.ok()) << profile.status();
+    profile_ = *std::move(profile);
+    params_ = scene.Demotion(bf16_table_.data(), int2_table_.data());
+    params_.heads = profile_->heads();
+    params_.finding = finding_.data();
+  }
+
+  DemotePagesParams& params() { return params_; }
+  DeviceBuffer<BFloat16>& bf16() { return bf16_; }
+
+  std::vector<std::byte> Run() {
+    int2_.Fill(0xee);
+    const absl::Status status = DemotePages(params_, nullptr);
+    EXPECT_TRUE(status.ok()) << status;
+    CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+    return int2_.Download();
+  }
+
+ private:
+  const PageScene& scene_;
+  DeviceBuffer<BFloat16> bf16_;
+  DeviceBuffer<std::byte> int2_;
+  DeviceBuffer<const std::byte*> bf16_table_;
+  DeviceBuffer<std::byte*> int2_table_;
+  DeviceBuffer<uint64_t> finding_;
+  std::unique_ptr<DeviceProfile> profile_;
+  DemotePagesParams params_;
+};
+
+std::vector<std::byte> Reference(const PageScene& scene,
+                                 const std::vector<BFloat16>& rows,
+                                 bool rows_are_rotated) {
+  std::vector<std::byte> int2(scene.num_pages() * scene.int2_bytes(), std::byte{0xee});
+  const auto from =
+      scene.Table(reinterpret_cast<const std::byte*>(rows.data()), scene.bf16_bytes());
+  const auto to = scene.Table(int2.data(), scene.int2_bytes());
+  DemotePagesParams params = scene.Demotion(from.data(), to.data());
+  params.rows_are_rotated = rows_are_rotated;
+  const absl::Status status = DemotePagesReference(params, scene.heads());
+  EXPECT_TRUE(status.ok()) << status;
+  return int2;
+}
+
+size_t CountDifferentBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  size_t count = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    count += a[i] != b[i] ? 1u : 0u;
+  }
+  return count;
+}
+
+float Half(const std::byte* at) {
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return Float16{bits}.ToFloat();
+}
+
+// Row `token` of K as a head block has it.
+std::vector<float> KeyRow(const std::byte* block, uint32_t token, uint32_t dim) {
+  const Int2HeadBlock format{dim, dim};
+  const float scale = Half(block + format.KeyMetaByte(token));
+  const float min = Half(block + format.KeyMetaByte(token) + 2);
+  std::vector<float> row(dim);
+  for (uint32_t i = 0; i < dim; ++i) {
+    const CodePosition at = format.KeyCode(token, i);
+    const auto code = (std::to_integer<uint32_t>(block[at.byte]) >> at.shift) & 3u;
+    row[i] = static_cast<float>(code) * scale + min;
+  }
+  return row;
+}
+
+// The loss of K's rounding in the metric of its head: the sum of e^2, where the error of a channel
+// counts after what the errors before it have pushed into it.
+double KeyLoss(const HeadParameters& head, const std::byte* block, const BFloat16* keys) {
+  const uint32_t dim = head.key_dim;
+  double loss = 0;
+  for (uint32_t token = 0; token < kPageTokens; ++token) {
+    const std::vector<float> rounded = KeyRow(block, token, dim);
+    std::vector<double> open(dim);
+    for (uint32_t i = 0; i < dim; ++i) {
+      open[i] = keys[size_t{token} * dim + i].ToFloat();
+    }
+    for (uint32_t i = 0; i < dim; ++i) {
+      const float* weights = head.key_feedback + size_t{i} * dim;
+      const double error = (open[i] - double{rounded[i]}) / double{weights[i]};
+      loss += error * error;
+      for (uint32_t j = i + 1; j < dim; ++j) {
+        open[j] -= error * double{weights[j]};
+      }
+    }
+  }
+  return loss;
+}
+
+class DemotePagesGpuTest : public GpuFixture<testing::TestWithParam<uint32_t>> {};
+
+TEST_P(DemotePagesGpuTest, RotatedRowsGiveTheTwinsBytes) {
+  const uint32_t dim = GetParam();
+  const PageScene scene({2, 3, dim, dim}, CodecId::kOscarInt2, 7);
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    std::vector<BFloat16> rows = scene.RandomRows(seed);
+    PlantHardRows(rows, dim, seed);
+    DevicePages device(scene, rows);
+    device.params().rows_are_rotated = true;
+    const auto expected = Reference(scene, rows, true);
+    EXPECT_EQ(CountDifferentBytes(device.Run(), expected), 0u) << "seed " << seed;
+    const absl::Status status = TakeDemotePagesProblem(device.params(), nullptr);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(DemotePagesGpuTest, PlainRowsAreRotatedByTheirHeadsMatrix) {
+  const uint32_t dim = GetParam();
+  const PageScene scene({2, 3, dim, dim}, CodecId::kOscarInt2, 3);
+  const std::vector<BFloat16> rows = scene.RandomRows(5);
+  DevicePages device(scene, rows);
+  const auto got = device.Run();
+  const auto expected = Reference(scene, rows, false);
+  // An element on the border of two codes may fall either way, and with an extreme one a row's
+  // scale: of a byte's four codes one in some hundreds. A wrong matrix makes nearly all differ.
+  EXPECT_LT(static_cast<double>(CountDifferentBytes(got, expected)),
+            0.06 * static_cast<double>(got.size()));
+  const Int2HeadBlock format{dim, dim};
+  for (size_t block = 0; block < got.size() / format.bytes(); ++block) {
+    double error = 0;
+    double size = 0;
+    for (uint32_t token = 0; token < kPageTokens; ++token) {
+      const auto a = KeyRow(got.data() + block * format.bytes(), token, dim);
+      const auto b = KeyRow(expected.data() + block * format.bytes(), token, dim);
+      for (uint32_t i = 0; i < dim; ++i) {
+        error += std::pow(double{a[i]} - double{b[i]}, 2);
+        size += std::pow(double{b[i]}, 2);
+      }
+    }
+    EXPECT_LT(error, 0.01 * size) << "block " << block;
+  }
+}
+
+TEST_P(DemotePagesGpuTest, AwareKeysHaveTheTwinsLossAndValuesItsBytes) {
+  const uint32_t dim = GetParam();
+  const PageScene scene({1, 2, dim, dim}, CodecId::kOscarInt2Aware, 12);
+  std::vector<BFloat16> rows = scene.RandomRows(9);
+  DevicePages device(scene, rows);
+  device.params().rows_are_rotated = true;
+  const auto got = device.Run();
+  const auto expected = Reference(scene, rows, true);
+  const Int2HeadBlock format{dim, dim};
+  const size_t row_bytes = Bf16HeadBlock{dim, dim}.bytes();
+  double ours = 0;
+  double twins = 0;
+  double worst = 0;
+  for (size_t block = 0; block < got.size() / format.bytes(); ++block) {
+    const std::byte* a = got.data() + block * format.bytes();
+    const std::byte* b = expected.data() + block * format.bytes();
+    const HeadParameters& head = scene.heads()[block % 2];
+    const BFloat16* keys = rows.data() + block * row_bytes / 2;
+    const double loss = KeyLoss(head, a, keys);
+    const double twin = KeyLoss(head, b, keys);
+    ours += loss;
+    twins += twin;
+    worst = std::max(worst, loss / twin - 1);
+    EXPECT_EQ(std::memcmp(a + format.value_codes_offset(), b + format.value_codes_offset(),
+                          format.value_codes_bytes()),
+              0);
+    EXPECT_EQ(std::memcmp(a + format.value_meta_offset(), b + format.value_meta_offset(),
+                          Int2HeadBlock::meta_bytes()),
+              0);
+  }
+  RecordProperty("loss_ratio", std::to_string(ours / twins));
+  std::printf("head_dim %u: loss %.6f of the twin's over %zu pages; worst page %+.5f\n", dim,
+              ours / twins, got.size() / format.bytes(), worst);
+  EXPECT_LT(std::fabs(ours / twins - 1), 1e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, DemotePagesGpuTest, testing::Values(64u, 128u, 256u));
+
+class DemotePagesLimitsGpuTest : public GpuFixture<testing::Test> {};
+
+// An engine's own tensor [token, head, dim] for each layer, and a part of layers and heads.
+TEST_F(DemotePagesLimitsGpuTest, EnginesTensorsAndPartsOfTheProfile) {
+  constexpr uint32_t kDim = 64;
+  const PageScene scene({3, 4, kDim, kDim}, CodecId::kOscarInt2, 5);
+  const PageScene part({2, 2, kDim, kDim}, CodecId::kOscarInt2, 5);
+  const std::vector<BFloat16> images = part.RandomRows(2);
+  // [layer][token][head][dim], K then V of a layer.
+  const size_t layer_elements = size_t{5} * kPageTokens * 2 * kDim;
+  std::vector<BFloat16> tensors(2 * 2 * layer_elements);
+  for (uint32_t page = 0; page < 5; ++page) {
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      for (uint32_t head = 0; head < 2; ++head) {
+        for (uint32_t row = 0; row < 2 * kPageTokens; ++row) {
+          const size_t block = page * 4 + head * 2 + layer;
+          const size_t token = page * kPageTokens + row % kPageTokens;
+          std::memcpy(&tensors[(2 * layer + row / kPageTokens) * layer_elements +
+                               (token * 2 + head) * kDim],
+                      &images[(block * 2 * kPageTokens + row) * kDim], 2 * kDim);
+        }
+      }
+    }
+  }
+  DevicePages device(part, images);
+  auto profile = DeviceProfile::Create(scene.geometry(), scene.heads());
+  ASSERT_TRUE(profile.ok());
+  device.params().heads = (*profile)->heads();
+  device.params().first_layer = 1;
+  device.params().first_head = 2;
+  const auto from_images = device.Run();
+
+  const DeviceBuffer<BFloat16> on_device(tensors);
+  std::vector<const std::byte*> table;
+  for (uint32_t page = 0; page < 5; ++page) {
+    table.push_back(reinterpret_cast<const std::byte*>(on_device.data() +
+                                                       size_t{page} * kPageTokens * 2 * kDim));
+  }
+  const DeviceBuffer<const std::byte*> device_table(table);
+  device.params().keys = {device_table.data(), 0, 4 * layer_elements, 2 * kDim, 4 * kDim};
+  device.params().values = device.params().keys;
+  device.params().values.offset = 2 * layer_elements;
+  EXPECT_EQ(CountDifferentBytes(device.Run(), from_images), 0u);
+
+  // The profile's layers 1 and 2 and heads 2 and 3, which have other matrices.
+  const auto to_host =
+      part.Table(reinterpret_cast<const std::byte*>(images.data()), part.bf16_bytes());
+  std::vector<std::byte> int2(part.num_pages() * part.int2_bytes());
+  const auto int2_table = part.Table(int2.data(), part.int2_bytes());
+  DemotePagesParams params = part.Demotion(to_host.data(), int2_table.data());
+  params.heads.num_layers = 3;
+  params.heads.num_kv_heads = 4;
+  params.first_layer = 1;
+  params.first_head = 2;
+  ASSERT_TRUE(DemotePagesReference(params, scene.heads()).ok());
+  EXPECT_LT(static_cast<double>(CountDifferentBytes(from_images, int2)),
+            0.06 * static_cast<double>(int2.size()));
+}
+
+TEST_F(DemotePagesLimitsGpuTest, RowsThatAreNotFiniteAreNamedAndTheirPartLeftAlone) {
+  constexpr uint32_t kDim = 128;
+  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+    for (const bool rotated : {false, true}) {
+      const PageScene scene({2, 2, kDim, kDim}, codec, 4);
+      std::vector<BFloat16> rows = scene.RandomRows(3);
+      DevicePages device(scene, rows);
+      device.params().rows_are_rotated = rotated;
+      const auto good = device.Run();
+      // Page 2, layer 1, head 1: K's token 17; and a later V.
+      const size_t block = 2 * 4 + 1 * 2 + 1;
+      const size_t elements = Bf16HeadBlock{kDim, kDim}.bytes() / 2;
+      rows[block * elements + 17 * kDim + 99] = BFloat16{0x7fc0};
+      rows[(3 * 4 + 2) * elements + (kPageTokens + 5) * kDim] = BFloat16{0xff80};
+      device.bf16().Upload(rows);
+      auto expected = good;
+      const Int2HeadBlock format{kDim, kDim};
+      const auto spoil = [&](size_t at, size_t offset, size_t bytes) {
+        std::fill_n(expected.begin() + static_cast<ptrdiff_t>(at * format.bytes() + offset), bytes,
+                    std::byte{0xee});
+      };
+      spoil(block, format.key_codes_offset(), format.key_codes_bytes());
+      spoil(block, format.key_meta_offset(), Int2HeadBlock::meta_bytes());
+      spoil(14, format.value_codes_offset(), format.value_codes_bytes());
+      spoil(14, format.value_meta_offset(), Int2HeadBlock::meta_bytes());
+      EXPECT_EQ(CountDifferentBytes(device.Run(), expected), 0u);
+      const absl::Status status = TakeDemotePagesProblem(device.params(), nullptr);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("K holds NaN or inf at page 2 of the launch, layer 1, KV head 1, "
+                            "token 17 of the page"));
+      EXPECT_TRUE(TakeDemotePagesProblem(device.params(), nullptr).ok()) << "it was taken out";
+    }
+  }
+}
+
+TEST_F(DemotePagesLimitsGpuTest, ReplaysOfAGraphGiveTheSameBytes) {
+  const PageScene scene({2, 4, 128, 128}, CodecId::kOscarInt2Aware, 40);
+  DevicePages device(scene, scene.RandomRows(4));
+  const auto first = device.Run();
+  const TestStream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  CRUMB_EXPECT_CUDA(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+  EXPECT_TRUE(DemotePages(device.params(), stream.get()).ok());
+  CRUMB_EXPECT_CUDA(cudaStreamEndCapture(stream.get(), &graph));
+  CRUMB_EXPECT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (int i = 0; i < 3; ++i) {
+    CRUMB_EXPECT_CUDA(cudaGraphLaunch(executable, stream.get()));
+  }
+  stream.Wait();
+  EXPECT_EQ(CountDifferentBytes(device.Run(), first), 0u);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+// Layers apart by more than 2^31 bytes, on either side.
+TEST_F(DemotePagesLimitsGpuTest, StridesBeyond31Bits) {
+  constexpr size_t kLayerStride = (size_t{5} << 30) / 2;
+  size_t available = 0;
+  size_t total = 0;
+  CRUMB_EXPECT_CUDA(cudaMemGetInfo(&available, &total));
+  if (available < 3 * 2 * kLayerStride) {
+    GTEST_SKIP() << "needs " << 3 * 2 * kLayerStride << " bytes of free device memory";
+  }
+  const PageScene scene({2, 1, 64, 64}, CodecId::kOscarInt2, 1);
+  const std::vector<BFloat16> rows = scene.RandomRows(8);
+  DevicePages device(scene, rows);
+  const auto expected = device.Run();
+  const size_t bf16 = scene.geometry().HeadBlockBytes(PageEncoding::kBf16);
+  const size_t int2 = scene.geometry().HeadBlockBytes(PageEncoding::kInt2);
+  const DeviceBuffer<std::byte> from(kLayerStride + bf16);
+  const DeviceBuffer<std::byte> to(kLayerStride + int2);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    CRUMB_EXPECT_CUDA(cudaMemcpy(from.data() + layer * kLayerStride,
+                                 reinterpret_cast<const std::byte*>(rows.data()) + layer * bf16,
+                                 bf16, cudaMemcpyHostToDevice));
+  }
+  const DeviceBuffer<const std::byte*> from_table(std::vector<const std::byte*>{from.data()});
+  const DeviceBuffer<std::byte*> to_table(std::vector<std::byte*>{to.data()});
+  device.params().keys.pages = device.params().values.pages = from_table.data();
+  device.params().keys.layer_stride = device.params().values.layer_stride = kLayerStride;
+  device.params().int2 = {to_table.data(), 0, kLayerStride, 0};
+  device.Run();
+  std::vector<std::byte> got(2 * int2);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    CRUMB_EXPECT_CUDA(cudaMemcpy(got.data() + layer * int2, to.data() + layer * kLayerStride, int2,
+                                 cudaMemcpyDeviceToHost));
+  }
+  EXPECT_EQ(CountDifferentBytes(got, expected), 0u);
+}
+
+}  // namespace
+}  // namespace crumb

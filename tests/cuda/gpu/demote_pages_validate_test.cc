@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What demotion refuses before it looks at a device, and its twin against the op for the CPU.
+#include <cstring>
+#include <functional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "crumb/cuda/demote.h"
+#include "crumb/cuda/demote_pages.h"
+#include "crumb/cuda/rotate.h"
+#include "tests/cuda/gpu/page_scene.h"
+
+namespace crumb {
+namespace {
+
+using testing::HasSubstr;
+
+alignas(256) std::byte g_memory[256];
+
+DemotePagesParams ValidParams() {
+  const PageScene scene({2, 2, 64, 64}, CodecId::kOscarInt2, 3);
+  DemotePagesParams params = scene.Demotion(reinterpret_cast<const std::byte* const*>(g_memory),
+                                            reinterpret_cast<std::byte* const*>(g_memory));
+  params.heads.records = g_memory;
+  params.finding = reinterpret_cast<uint64_t*>(g_memory);
+  return params;
+}
+
+struct BadParams {
+  const char* name;
+  std::function<void(DemotePagesParams&)> spoil;
+  std::vector<const char*> words;
+};
+
+class ValidateDemotePagesTest : public testing::TestWithParam<BadParams> {};
+
+TEST_P(ValidateDemotePagesTest, NamesTheFieldItsValueAndTheLimit) {
+  DemotePagesParams params = ValidParams();
+  ASSERT_TRUE(ValidateDemotePages(params).ok()) << ValidateDemotePages(params);
+  GetParam().spoil(params);
+  const absl::Status status = DemotePages(params, nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  for (const char* word : GetParam().words) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(word));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields,
+    ValidateDemotePagesTest,
+    testing::Values(
+        BadParams{"HeadDim", [](auto& p) { p.heads.head_dim = 96; }, {"head_dim is 96", "128"}},
+        BadParams{"Records", [](auto& p) { p.heads.records = nullptr; }, {"heads.records"}},
+        BadParams{"NoPages", [](auto& p) { p.num_pages = 0; }, {"num_pages is 0", "from 1"}},
+        BadParams{"Pages",
+                  [](auto& p) { p.num_pages = 1u << 31; },
+                  {"num_pages is 2147483648", "268435456"}},
+        BadParams{"Layers", [](auto& p) { p.first_layer = 1; }, {"num_layers is 2 from 1", "to 1"}},
+        BadParams{"Heads", [](auto& p) { p.first_head = 9; }, {"num_heads is 2 from 9"}},
+        BadParams{"Keys", [](auto& p) { p.keys.pages = nullptr; }, {"keys.pages", "not null"}},
+        BadParams{"Stride",
+                  [](auto& p) { p.values.token_stride = 130; },
+                  {"values.token_stride is 130", "multiple of 16"}},
+        BadParams{"Block",
+                  [](auto& p) { p.int2.head_stride = 8; },
+                  {"int2.head_stride is 8", "multiple of 16"}},
+        BadParams{"Finding", [](auto& p) { p.finding = nullptr; }, {"finding is at address 0"}}),
+    [](const auto& bad) { return std::string(bad.param.name); });
+
+TEST(DemotePagesReferenceTest, IsRotationAndDemotionOfEachHeadBlock) {
+  constexpr uint32_t kDim = 64;
+  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+    const PageScene scene({2, 2, kDim, kDim}, codec, 2);
+    const std::vector<BFloat16> rows = scene.RandomRows(1);
+    std::vector<std::byte> got(scene.num_pages() * scene.int2_bytes());
+    const auto from =
+        scene.Table(reinterpret_cast<const std::byte*>(rows.data()), scene.bf16_bytes());
+    const auto to = scene.Table(got.data(), scene.int2_bytes());
+    ASSERT_TRUE(DemotePagesReference(scene.Demotion(from.data(), to.data()), scene.heads()).ok());
+    const size_t elements = size_t{kPageTokens} * kDim;
+    std::vector<std::byte> expected(got.size());
+    for (size_t block = 0; block < scene.num_pages() * scene.heads().size(); ++block) {
+      const size_t in_page = block % scene.heads().size();
+      const HeadParameters& head = scene.heads()[in_page % 2 * 2 + in_page / 2];
+      std::vector<float> floats(2 * elements);
+      for (size_t i = 0; i < floats.size(); ++i) {
+        floats[i] = rows[block * 2 * elements + i].ToFloat();
+      }
+      std::vector<BFloat16> stored(2 * elements);
+      RotateKeys(head, std::span(floats).first(elements), std::span(stored).first(elements),
+                 CpuPath::kReference);
+      RotateValues(head, std::span(floats).last(elements), std::span(stored).last(elements),
+                   CpuPath::kReference);
+      const size_t bytes = Int2HeadBlock{kDim, kDim}.bytes();
+      ASSERT_TRUE(
+          DemoteHeadBlock(head, std::span(stored).first(elements), std::span(stored).last(elements),
+                          std::span(expected).subspan(block * bytes, bytes), CpuPath::kReference)
+              .ok());
+    }
+    EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size()), 0);
+  }
+}
+
+TEST(DemotePagesReferenceTest, RowsThatAreNotFiniteAreNamed) {
+  const PageScene scene({2, 2, 64, 64}, CodecId::kOscarInt2, 2);
+  std::vector<BFloat16> rows = scene.RandomRows(1);
+  rows[scene.bf16_bytes() / 2 + (kPageTokens + 3) * 64 + 1] = BFloat16{0x7f80};
+  std::vector<std::byte> int2(scene.num_pages() * scene.int2_bytes());
+  const auto from =
+      scene.Table(reinterpret_cast<const std::byte*>(rows.data()), scene.bf16_bytes());
+  const auto to = scene.Table(int2.data(), scene.int2_bytes());
+  const absl::Status status =
+      DemotePagesReference(scene.Demotion(from.data(), to.data()), scene.heads());
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("V holds NaN or inf at page 1 of the launch, layer 0, KV head 0, token 3"));
+}
+
+}  // namespace
+}  // namespace crumb
