@@ -74,6 +74,14 @@ void PrintNodes(const v1::GetStatusReply& status, const v1::GetTreeReply& tree, 
   }
 }
 
+// The id of the namespace that the options name.
+absl::StatusOr<std::string> FindNamespace(AdminClient& daemon, const PrefixOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(const v1::GetStatusReply status, daemon.GetStatus());
+  CRUMB_ASSIGN_OR_RETURN(const v1::NamespaceInfo space,
+                         SelectNamespace(status, options.namespace_prefix));
+  return space.namespace_id();
+}
+
 }  // namespace
 
 absl::Status RunTree(AdminClient& daemon,
@@ -109,11 +117,8 @@ absl::Status RunProbe(AdminClient& daemon,
                       const PrefixOptions& options,
                       bool json,
                       std::ostream& out) {
-  CRUMB_ASSIGN_OR_RETURN(const v1::GetStatusReply status, daemon.GetStatus());
-  CRUMB_ASSIGN_OR_RETURN(const v1::NamespaceInfo space,
-                         SelectNamespace(status, options.namespace_prefix));
-  CRUMB_ASSIGN_OR_RETURN(const v1::ProbeReply probe,
-                         daemon.Probe(space.namespace_id(), options.tokens));
+  CRUMB_ASSIGN_OR_RETURN(const std::string space, FindNamespace(daemon, options));
+  CRUMB_ASSIGN_OR_RETURN(const v1::ProbeReply probe, daemon.Probe(space, options.tokens));
   if (json) {
     out << ToJson(probe).dump(2) << "\n";
     return absl::OkStatus();
@@ -132,11 +137,8 @@ absl::Status RunEvict(AdminClient& daemon,
                       const PrefixOptions& options,
                       bool json,
                       std::ostream& out) {
-  CRUMB_ASSIGN_OR_RETURN(const v1::GetStatusReply status, daemon.GetStatus());
-  CRUMB_ASSIGN_OR_RETURN(const v1::NamespaceInfo space,
-                         SelectNamespace(status, options.namespace_prefix));
-  CRUMB_ASSIGN_OR_RETURN(const v1::EvictReply evict,
-                         daemon.Evict(space.namespace_id(), options.tokens));
+  CRUMB_ASSIGN_OR_RETURN(const std::string space, FindNamespace(daemon, options));
+  CRUMB_ASSIGN_OR_RETURN(const v1::EvictReply evict, daemon.Evict(space, options.tokens));
   if (json) {
     out << ToJson(evict).dump(2) << "\n";
     return absl::OkStatus();

@@ -2,12 +2,8 @@
 //
 // A scrape of a real crumbd over HTTP: that it says what docs/metrics.md lists, and what engines
 // did, and that neither a scraper nor an idle engine holds the daemon's end up.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
-#include <array>
 #include <string>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -15,6 +11,7 @@
 #include "proto/base/unique_fd.h"
 #include "tests/client/e2e/client_fixture.h"
 #include "tests/support/exposition.h"
+#include "tests/support/raw_http.h"
 
 namespace crumb {
 namespace {
@@ -24,26 +21,10 @@ using testing::StartsWith;
 
 class MetricsE2eTest : public ClientTest {
  protected:
-  UniqueFd Connect() const {
-    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_port = htons(static_cast<uint16_t>(daemon_->ReadyNumber("metrics_port")));
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
-    return socket;
-  }
+  uint16_t port() const { return static_cast<uint16_t>(daemon_->ReadyNumber("metrics_port")); }
   // The page, without HTTP's header.
   std::string Scrape() const {
-    const UniqueFd socket = Connect();
-    constexpr std::string_view kRequest = "GET /metrics HTTP/1.1\r\nHost: crumbd\r\n\r\n";
-    EXPECT_EQ(::send(socket.get(), kRequest.data(), kRequest.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(kRequest.size()));
-    std::string all;
-    std::array<char, 65536> bytes;
-    for (ssize_t got = 0; (got = ::recv(socket.get(), bytes.data(), bytes.size(), 0)) > 0;) {
-      all.append(bytes.data(), static_cast<size_t>(got));
-    }
+    const std::string all = AskHttp(port(), "GET /metrics HTTP/1.1\r\nHost: crumbd\r\n\r\n");
     EXPECT_THAT(all, StartsWith("HTTP/1.1 200 OK\r\n"));
     return all.substr(all.find("\r\n\r\n") + 4);
   }
@@ -90,8 +71,8 @@ TEST_F(MetricsE2eTest, ValuesFollowWhatEnginesDo) {
 
 TEST_F(MetricsE2eTest, DaemonWithNothingInFlightStopsAtOnce) {
   StartDaemon();
-  const auto client = NewClient();     // Attached, and idle.
-  const UniqueFd scraper = Connect();  // Connected, and silent.
+  const auto client = NewClient();                   // Attached, and idle.
+  const UniqueFd scraper = ConnectLoopback(port());  // Connected, and silent.
   Scrape();
   const absl::Time began = Clock::System().Now();
   const auto status = daemon_->Stop();

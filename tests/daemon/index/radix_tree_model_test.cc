@@ -14,26 +14,16 @@
 #include <random>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "daemon/index/radix_tree.h"
+#include "tests/daemon/index/letter_pages.h"
 
 namespace crumb {
 namespace {
-
-// One page a letter: equal letters, equal pages.
-std::vector<uint32_t> Pages(std::string_view letters) {
-  std::vector<uint32_t> tokens;
-  for (const char letter : letters) {
-    tokens.insert(tokens.end(), kPageTokens, static_cast<uint32_t>(letter));
-  }
-  return tokens;
-}
 
 uint64_t Seed() {
   uint64_t seed = 0;

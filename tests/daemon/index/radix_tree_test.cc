@@ -6,19 +6,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "tests/daemon/index/letter_pages.h"
 
 namespace crumb {
 namespace {
-
-// One page a letter: equal letters, equal pages.
-std::vector<uint32_t> Pages(std::string_view letters) {
-  std::vector<uint32_t> tokens;
-  for (const char letter : letters) {
-    tokens.insert(tokens.end(), kPageTokens, static_cast<uint32_t>(letter));
-  }
-  return tokens;
-}
 
 class RadixTreeTest : public ::testing::Test {
  protected:

@@ -3,12 +3,6 @@
 // The listener of /metrics, by raw sockets: what scrapers, and those who are none, get of it.
 #include "daemon/metrics/http_listener.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +12,7 @@
 #include "gtest/gtest.h"
 
 #include "proto/base/clock.h"
+#include "tests/support/raw_http.h"
 
 namespace crumb {
 namespace {
@@ -25,38 +20,12 @@ namespace {
 using testing::AllOf;
 using testing::EndsWith;
 using testing::HasSubstr;
-using testing::Not;
 using testing::StartsWith;
 
 class HttpListenerTest : public testing::Test {
  protected:
-  UniqueFd Connect() const {
-    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_port = htons(listener_->port());
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
-    return socket;
-  }
-  static void Send(const UniqueFd& socket, const std::string& bytes) {
-    EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  // Until the listener closes.
-  static std::string ReadAll(const UniqueFd& socket) {
-    std::string all;
-    std::array<char, 65536> bytes;
-    for (ssize_t got = 0; (got = ::recv(socket.get(), bytes.data(), bytes.size(), 0)) > 0;) {
-      all.append(bytes.data(), static_cast<size_t>(got));
-    }
-    return all;
-  }
-  std::string Ask(const std::string& request) const {
-    const UniqueFd socket = Connect();
-    Send(socket, request);
-    return ReadAll(socket);
-  }
+  UniqueFd Connect() const { return ConnectLoopback(listener_->port()); }
+  std::string Ask(const std::string& request) const { return AskHttp(listener_->port(), request); }
 
   std::string page_ = "crumb_sessions 1\n";
   std::unique_ptr<HttpListener> listener_ =
@@ -95,17 +64,17 @@ TEST_F(HttpListenerTest, OtherRequestsAreToldWhatThereIs) {
 
 TEST_F(HttpListenerTest, EndlessRequestIsCutOff) {
   const UniqueFd socket = Connect();
-  Send(socket, std::string(HttpListener::kMaxRequestBytes + 1, 'x'));
+  SendAll(socket, std::string(HttpListener::kMaxRequestBytes + 1, 'x'));
   EXPECT_THAT(ReadAll(socket), AllOf(StartsWith("HTTP/1.1 431 "), HasSubstr("8192")));
 }
 
 TEST_F(HttpListenerTest, RequestInPiecesIsWaitedForWhileOthersAreServed) {
   const UniqueFd slow = Connect();
-  Send(slow, "GET /met");
+  SendAll(slow, "GET /met");
   EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
-  Send(slow, "rics HTTP/1.1\r\n\r");
+  SendAll(slow, "rics HTTP/1.1\r\n\r");
   EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
-  Send(slow, "\n");
+  SendAll(slow, "\n");
   EXPECT_THAT(ReadAll(slow), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
@@ -115,7 +84,7 @@ TEST_F(HttpListenerTest, ConnectionsBeyondTheBoundWaitForOneToEnd) {
     idle.push_back(Connect());
   }
   const UniqueFd late = Connect();
-  Send(late, "GET /metrics HTTP/1.1\r\n\r\n");
+  SendAll(late, "GET /metrics HTTP/1.1\r\n\r\n");
   idle.pop_back();  // Closes it.
   EXPECT_THAT(ReadAll(late), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
@@ -123,7 +92,7 @@ TEST_F(HttpListenerTest, ConnectionsBeyondTheBoundWaitForOneToEnd) {
 TEST_F(HttpListenerTest, EndsAtOnceWhoeverIsConnected) {
   const UniqueFd idle = Connect();
   const UniqueFd halfway = Connect();
-  Send(halfway, "GET /met");
+  SendAll(halfway, "GET /met");
   ASSERT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   const absl::Time began = Clock::System().Now();
   listener_.reset();
