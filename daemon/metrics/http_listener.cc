@@ -185,7 +185,7 @@ bool HttpListener::Serve(Connection& connection) const {
 }
 
 bool HttpListener::Receive(Connection& connection) const {
-  std::array<char, 2048> bytes;
+  std::array<char, 2048> bytes;  // NOLINT: recv fills it.
   const ssize_t got = ::recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
   if (got <= 0) {
     return got < 0 && (errno == EAGAIN || errno == EINTR);
