@@ -7,6 +7,8 @@ find_package(Protobuf MODULE REQUIRED)  # Debian and Ubuntu ship no config file 
 find_package(gRPC CONFIG REQUIRED)
 find_package(absl CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(microhttpd REQUIRED IMPORTED_TARGET libmicrohttpd)
 find_package(ucx CONFIG REQUIRED)
 find_package(spdlog CONFIG REQUIRED)
 find_package(CLI11 CONFIG REQUIRED)

@@ -54,6 +54,7 @@ LIBRARIES = {
     "UCX": (r"uc[pstm]/", {"client/transport"}),
     "gRPC": (r"(grpc|grpcpp)/", {"client/session", "daemon/rpc", "daemon/ctl"}),
     "prometheus-cpp": (r"prometheus/", {"daemon/metrics"}),
+    "libmicrohttpd": (r"microhttpd\.h", {"daemon/metrics"}),
     "RocksDB": (r"rocksdb/", set()),
     "CUDA": (r"cuda(_runtime|_fp16|_bf16)?\.h", {"cuda/kernels", "cuda/launch", "cuda/gpu"}),
     "toml++": (r"toml\+\+/", {"daemon/server"}),
