@@ -4,8 +4,8 @@
 #include <cuda_runtime.h>
 
 #include "cuda/gpu/cuda_status.h"
-#include "cuda/gpu/demote_problem.h"
 #include "cuda/launch/demote_pages.h"
+#include "cuda/reference/demote_problem.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/gpu/demote_problem.h"
 #include "cuda/reference/demote.h"
+#include "cuda/reference/demote_problem.h"
 #include "cuda/reference/rotate.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/page_format.h"

@@ -24,7 +24,7 @@ ALLOWED = {
     "cuda/cpu": {"cuda/include", "cuda/profile", "cuda/reference", "proto/base", "proto/page"},
     "cuda/kernels": {"cuda/include", "cuda/launch", "proto/page"},
     "cuda/launch": {"cuda/include", "cuda/kernels"},
-    "cuda/gpu": {"cuda/include", "cuda/launch", "proto/base", "proto/page"},
+    "cuda/gpu": {"cuda/include", "cuda/launch", "cuda/reference", "proto/base", "proto/page"},
     "cuda/calibrate": {"cuda/include", "cuda/profile", "proto/base", "proto/page"},
     "client/include": {"cuda/include", "proto/base", "proto/page"},
     "client/sequence": {"client/include", "cuda/include", "proto/base", "proto/page"},

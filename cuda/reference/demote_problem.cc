@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/gpu/demote_problem.h"
+#include "cuda/reference/demote_problem.h"
 
 #include "absl/strings/str_cat.h"
 
