@@ -103,15 +103,19 @@ void Describe(const Profile& profile, std::ostream& out) {
   Row(out, "windows",
       absl::StrCat("sink ", profile.windows().sink_tokens, ", recent ",
                    profile.windows().recent_tokens, " tokens in BF16"));
-  RotationRow(out, "key rotation",
-              Summarise(profile, &HeadParameters::key_rotation, geometry.key_dim));
+  if (profile.codec() == CodecId::kOscarInt2Tilted) {
+    Row(out, "key rotation", "one a KV head, scaled by the keys' scatter; queries by its inverse");
+  } else {
+    RotationRow(out, "key rotation",
+                Summarise(profile, &HeadParameters::key_rotation, geometry.key_dim));
+  }
   RotationRow(out, "value rotation",
               Summarise(profile, &HeadParameters::value_rotation, geometry.value_dim));
   const double mean = LargestMean(profile);
   Row(out, "key mean", mean == 0 ? "none" : absl::StrFormat("at most %.3g long", mean));
   Row(out, "key clip",
-      profile.codec() == CodecId::kOscarInt2Aware ? "searched for each row"
-                                                  : ClipText(profile, &HeadParameters::key_clip));
+      profile.codec() == CodecId::kOscarInt2 ? ClipText(profile, &HeadParameters::key_clip)
+                                             : "searched for each row");
   Row(out, "value clip", ClipText(profile, &HeadParameters::value_clip));
   Row(out, "page",
       absl::StrFormat("%d tokens: %d bytes at two bits (%.2f bits an element), %d in BF16",

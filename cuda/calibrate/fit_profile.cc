@@ -38,6 +38,12 @@ absl::Status CheckOptions(const Geometry& geometry, const FitOptions& options) {
       return Refuse(name, " is ", ratio, "; at most 1 is a ratio, and 0 turns clipping off");
     }
   }
+  if (options.codec == CodecId::kOscarInt2Tilted &&
+      options.key_rotation == RotationKind::kPerLayer) {
+    return Refuse(
+        "oscar-int2-tilted scales the keys of each KV head by their own scatter, so heads "
+        "cannot share a key rotation; ask for per-head or hadamard");
+  }
   if (!(options.damping > 0 && options.damping <= 1)) {
     return Refuse("damping is ", options.damping, "; it must be above 0 and at most 1");
   }
@@ -114,10 +120,70 @@ FloatMatrix Identity(size_t dim) {
   return identity;
 }
 
+// The covariance of a head's keys as they are stored: about their mean if they are shifted by it.
+DoubleMatrix ScatterOf(const Statistics& statistics, size_t block, bool shift_keys) {
+  const size_t dim = statistics.geometry.key_dim;
+  const auto moment = Block(statistics.key_moment, block, dim * dim);
+  const auto mean = std::span(statistics.key_mean).subspan(block * dim, dim);
+  DoubleMatrix scatter(moment.begin(), moment.end());
+  for (size_t i = 0; shift_keys && i < dim; ++i) {
+    for (size_t j = 0; j < dim; ++j) {
+      scatter[i * dim + j] -= mean[i] * mean[j];
+    }
+  }
+  return scatter;
+}
+
+// row * matrix, in float.
+FloatMatrix RowTimes(std::span<const double> row, const DoubleMatrix& matrix) {
+  FloatMatrix product;
+  for (size_t column = 0; column < row.size(); ++column) {
+    double sum = 0;
+    for (size_t i = 0; i < row.size(); ++i) {
+      sum += row[i] * matrix[i * row.size() + column];
+    }
+    product.push_back(static_cast<float>(sum));
+  }
+  return product;
+}
+
+// The keys' and the queries' transforms of oscar-int2-tilted, and the mean query in theirs.
+absl::Status AddScaledRotations(const Statistics& statistics,
+                                const FitOptions& options,
+                                FittedProfile* fitted) {
+  const Geometry& geometry = statistics.geometry;
+  const size_t dim = geometry.key_dim;
+  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
+    for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
+      const size_t block = size_t{layer} * geometry.num_kv_heads + head;
+      DoubleMatrix scatter = ScatterOf(statistics, block, options.shift_keys);
+      if (!(Trace(scatter, dim) > 0)) {
+        fitted->warnings.push_back(absl::StrCat("layer ", layer, ", KV head ", head,
+                                                ": all keys were alike, so they are not scaled"));
+        const FloatMatrix identity = Identity(dim);
+        scatter.assign(identity.begin(), identity.end());
+      }
+      const auto scaled = calibrate::ScaleAndRotate(
+          scatter, Block(statistics.query_moment, block, dim * dim), dim,
+          /*hadamard_alone=*/options.key_rotation == RotationKind::kHadamard);
+      CRUMB_RETURN_IF_ERROR(AtHead(scaled.status(), "the scaled key rotation", layer, head));
+      Append(calibrate::ToFloat(scaled->keys), &fitted->parts.key_rotation);
+      Append(calibrate::ToFloat(scaled->queries), &fitted->parts.query_rotation);
+      Append(RowTimes(std::span(statistics.query_mean).subspan(block * dim, dim), scaled->queries),
+             &fitted->parts.query_mean);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The metric under the queries' rotation, as the feedback factor and, for oscar-int2-tilted,
+// itself.
 absl::Status AddFeedback(const Statistics& statistics, double damping, FittedProfile* fitted) {
   const Geometry& geometry = statistics.geometry;
   const size_t dim = geometry.key_dim;
-  const std::vector<float>& rotations = fitted->parts.key_rotation;
+  const bool is_tilted = fitted->parts.codec == CodecId::kOscarInt2Tilted;
+  const std::vector<float>& rotations =
+      is_tilted ? fitted->parts.query_rotation : fitted->parts.key_rotation;
   const bool per_head = rotations.size() == geometry.NumHeadBlocks() * dim * dim;
   for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
     for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
@@ -128,6 +194,9 @@ absl::Status AddFeedback(const Statistics& statistics, double damping, FittedPro
             absl::StrCat("layer ", layer, ", KV head ", head,
                          ": all queries were zero, so every error of its keys counts alike"));
         Append(Identity(dim), &fitted->parts.key_feedback);
+        if (is_tilted) {
+          Append(Identity(dim), &fitted->parts.key_metric);
+        }
         continue;
       }
       const auto rotation =
@@ -135,6 +204,10 @@ absl::Status AddFeedback(const Statistics& statistics, double damping, FittedPro
       const auto factor = calibrate::FeedbackFactor(moment, rotation, dim, damping);
       CRUMB_RETURN_IF_ERROR(AtHead(factor.status(), "the feedback factor", layer, head));
       Append(calibrate::ToFloat(*factor), &fitted->parts.key_feedback);
+      if (is_tilted) {
+        Append(calibrate::ToFloat(calibrate::RotatedMetric(moment, rotation, dim, damping)),
+               &fitted->parts.key_metric);
+      }
     }
   }
   return absl::OkStatus();
@@ -145,7 +218,7 @@ absl::Status AddFeedback(const Statistics& statistics, double damping, FittedPro
 absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& options) {
   const Geometry& geometry = statistics.geometry;
   CRUMB_RETURN_IF_ERROR(CheckOptions(geometry, options));
-  const bool is_aware = options.codec == CodecId::kOscarInt2Aware;
+  const bool is_aware = options.codec != CodecId::kOscarInt2;
   FittedProfile fitted;
   const size_t largest_dim = std::max(geometry.key_dim, geometry.value_dim);
   if (statistics.num_tokens < largest_dim * kTokensADim) {
@@ -159,9 +232,13 @@ absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const Fit
   parts.geometry = geometry;
   parts.codec = options.codec;
   parts.windows = options.windows;
-  CRUMB_ASSIGN_OR_RETURN(parts.key_rotation,
-                         Rotations("the key rotation", options.key_rotation,
-                                   statistics.query_moment, geometry, geometry.key_dim));
+  if (options.codec == CodecId::kOscarInt2Tilted) {
+    CRUMB_RETURN_IF_ERROR(AddScaledRotations(statistics, options, &fitted));
+  } else {
+    CRUMB_ASSIGN_OR_RETURN(parts.key_rotation,
+                           Rotations("the key rotation", options.key_rotation,
+                                     statistics.query_moment, geometry, geometry.key_dim));
+  }
   CRUMB_ASSIGN_OR_RETURN(parts.value_rotation,
                          Rotations("the value rotation", options.value_rotation,
                                    statistics.value_covariance, geometry, geometry.value_dim));

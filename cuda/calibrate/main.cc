@@ -79,8 +79,11 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
   AddChoice<CodecId>(
       fit, "--codec",
       "How keys are rounded: oscar-int2-aware (default), with error feedback and a "
-      "search for each row's range, or oscar-int2, to nearest",
-      {{"oscar-int2", CodecId::kOscarInt2}, {"oscar-int2-aware", CodecId::kOscarInt2Aware}},
+      "search for each row's range; oscar-int2-tilted, scaled and refitted for the queries that "
+      "attend to a row as well; or oscar-int2, to nearest",
+      {{"oscar-int2", CodecId::kOscarInt2},
+       {"oscar-int2-aware", CodecId::kOscarInt2Aware},
+       {"oscar-int2-tilted", CodecId::kOscarInt2Tilted}},
       [&options](CodecId codec) { options.codec = codec; });
   const std::map<std::string, RotationKind> kinds = {{"per-head", RotationKind::kPerHead},
                                                      {"per-layer", RotationKind::kPerLayer},
@@ -102,7 +105,7 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
   fit->add_option("--recent", options.windows.recent_tokens, "Last tokens kept in BF16")
       ->capture_default_str();
   fit->add_flag("--shift,!--no-shift", options.shift_keys,
-                "Subtract each head's mean key (default); oscar-int2-aware only");
+                "Subtract each head's mean key (default); not under oscar-int2");
   fit->add_option("--damping", options.damping,
                   "Trust in the metric: what is added to its diagonal, in units of its mean")
       ->capture_default_str();

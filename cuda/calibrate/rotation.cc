@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "proto/base/check.h"
+#include "proto/base/status_macros.h"
 
 #include <Eigen/Cholesky>
 #include <Eigen/Dense>
@@ -69,6 +70,52 @@ absl::StatusOr<DoubleMatrix> OscarRotation(std::span<const double> covariance, s
     permuted.col(Index(ReverseBits(i, dim))) = rotated.col(Index(dim - 1 - i));
   }
   return Flat(permuted);
+}
+
+absl::StatusOr<ScaledRotation> ScaleAndRotate(std::span<const double> scatter,
+                                              std::span<const double> metric,
+                                              size_t dim,
+                                              bool hadamard_alone) {
+  Matrix damped = View(scatter, dim);
+  damped = (damped + damped.transpose().eval()) / 2;
+  const double mean = damped.diagonal().mean();
+  if (!(mean > 0)) {
+    return absl::InvalidArgumentError("the keys do not differ, so they have no scatter");
+  }
+  damped.diagonal().array() += kScatterDamping * mean;
+  const Eigen::SelfAdjointEigenSolver<Matrix> solver(damped);
+  if (solver.info() != Eigen::Success) {
+    return absl::InvalidArgumentError("the keys' scatter has no eigenvectors; is it too large?");
+  }
+  // The least eigenvalue is the damping's, but for rounding.
+  const Eigen::VectorXd spectrum = solver.eigenvalues().cwiseMax(1e-3 * kScatterDamping * mean);
+  const auto power = [&](double exponent) -> Matrix {
+    return solver.eigenvectors() * spectrum.array().pow(exponent).matrix().asDiagonal() *
+           solver.eigenvectors().transpose();
+  };
+  const Matrix shape = power(-0.25);
+  const double size = std::sqrt(mean / (shape * View(scatter, dim) * shape).diagonal().mean());
+  const Matrix keys = size * shape;
+  const Matrix queries = power(0.25) / size;
+  Matrix seen = queries * View(metric, dim) * queries;
+  seen = (seen + seen.transpose().eval()) / 2;
+  DoubleMatrix rotation = Hadamard(dim);
+  if (!hadamard_alone) {
+    CRUMB_ASSIGN_OR_RETURN(rotation, OscarRotation(Flat(seen), dim));
+  }
+  return ScaledRotation{.keys = Flat(keys * View(rotation, dim)),
+                        .queries = Flat(queries * View(rotation, dim))};
+}
+
+DoubleMatrix RotatedMetric(std::span<const double> moment,
+                           std::span<const float> rotation,
+                           size_t dim,
+                           double damping) {
+  const Matrix r = FromFloat(rotation, dim);
+  Matrix metric = r.transpose() * View(moment, dim) * r;
+  metric = (metric + metric.transpose().eval()) / 2;
+  metric.diagonal().array() += damping * metric.diagonal().mean();
+  return Flat(metric);
 }
 
 absl::StatusOr<DoubleMatrix> FeedbackFactor(std::span<const double> moment,

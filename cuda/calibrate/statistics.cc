@@ -15,13 +15,15 @@
 namespace crumb {
 namespace {
 
-constexpr char kFormat[] = "crumb.statistics.v1";
+constexpr char kFormat[] = "crumb.statistics.v2";
 constexpr char kNumQueryHeadsKey[] = "num_query_heads";
 constexpr char kNumTextsKey[] = "num_texts";
 constexpr char kNumTokensKey[] = "num_tokens";
 constexpr char kQueryMoment[] = "query_moment";
+constexpr char kQueryMean[] = "query_mean";
 constexpr char kValueCovariance[] = "value_covariance";
 constexpr char kKeyMean[] = "key_mean";
+constexpr char kKeyMoment[] = "key_moment";
 
 constexpr uint64_t kMaxQueryHeads = 4096;
 // Of the largest element of the diagonal: what summing in another order may leave.
@@ -148,7 +150,11 @@ absl::StatusOr<Statistics> Statistics::Parse(std::span<const std::byte> file) {
                          Take(kQueryMoment, {layers, heads, key_dim, key_dim}, &contents));
   CRUMB_ASSIGN_OR_RETURN(statistics.value_covariance,
                          Take(kValueCovariance, {layers, heads, value_dim, value_dim}, &contents));
+  CRUMB_ASSIGN_OR_RETURN(statistics.query_mean,
+                         Take(kQueryMean, {layers, heads, key_dim}, &contents));
   CRUMB_ASSIGN_OR_RETURN(statistics.key_mean, Take(kKeyMean, {layers, heads, key_dim}, &contents));
+  CRUMB_ASSIGN_OR_RETURN(statistics.key_moment,
+                         Take(kKeyMoment, {layers, heads, key_dim, key_dim}, &contents));
   if (!contents.tensors.empty()) {
     const auto& [name, tensor] = *contents.tensors.begin();
     return Refuse("tensor '", Printable(name), "' ", ShapeText(tensor.shape),
@@ -156,6 +162,7 @@ absl::StatusOr<Statistics> Statistics::Parse(std::span<const std::byte> file) {
   }
   CRUMB_RETURN_IF_ERROR(
       CheckSecondMoments(kQueryMoment, geometry, key_dim, statistics.query_moment));
+  CRUMB_RETURN_IF_ERROR(CheckSecondMoments(kKeyMoment, geometry, key_dim, statistics.key_moment));
   CRUMB_RETURN_IF_ERROR(
       CheckSecondMoments(kValueCovariance, geometry, value_dim, statistics.value_covariance));
   return statistics;
@@ -194,7 +201,9 @@ absl::StatusOr<std::vector<std::byte>> Statistics::Serialize(const Statistics& s
       add(kQueryMoment, {layers, heads, key_dim, key_dim}, statistics.query_moment));
   CRUMB_RETURN_IF_ERROR(
       add(kValueCovariance, {layers, heads, value_dim, value_dim}, statistics.value_covariance));
+  CRUMB_RETURN_IF_ERROR(add(kQueryMean, {layers, heads, key_dim}, statistics.query_mean));
   CRUMB_RETURN_IF_ERROR(add(kKeyMean, {layers, heads, key_dim}, statistics.key_mean));
+  CRUMB_RETURN_IF_ERROR(add(kKeyMoment, {layers, heads, key_dim, key_dim}, statistics.key_moment));
   std::vector<std::byte> file = SerializeSafetensors(contents);
   // The reader's checks are the checks.
   CRUMB_RETURN_IF_ERROR(Parse(file).status());

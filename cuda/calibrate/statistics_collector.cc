@@ -75,8 +75,10 @@ struct StatisticsCollector::State {
   Options options;
   // Sums over texts; Finish divides.
   std::vector<double> query_moment;
+  std::vector<double> query_mean;
   std::vector<double> value_covariance;
   std::vector<double> key_mean;
+  std::vector<double> key_moment;
   std::vector<uint64_t> texts_of_layer;
   std::vector<uint64_t> tokens_of_layer;
 
@@ -104,7 +106,9 @@ absl::StatusOr<StatisticsCollector> StatisticsCollector::Create(Options options)
   state->options = std::move(options);
   state->query_moment.resize(blocks * geometry.key_dim * geometry.key_dim);
   state->value_covariance.resize(blocks * geometry.value_dim * geometry.value_dim);
+  state->query_mean.resize(blocks * geometry.key_dim);
   state->key_mean.resize(blocks * geometry.key_dim);
+  state->key_moment.resize(blocks * geometry.key_dim * geometry.key_dim);
   state->texts_of_layer.resize(geometry.num_layers);
   state->tokens_of_layer.resize(geometry.num_layers);
   return StatisticsCollector(std::move(state));
@@ -149,19 +153,25 @@ void StatisticsCollector::State::AddHead(
     size_t block, const Rows& queries, const Rows& keys, const Rows& values, size_t kv_head) {
   const size_t group = queries.num_heads / keys.num_heads;
   Matrix moment = Matrix::Zero(Index(keys.dim), Index(keys.dim));
+  Vector query_sum = Vector::Zero(Index(keys.dim));
   double num_rows = 0;
   for (size_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     const Matrix rows = HeadRows(queries, head, Statistics::kFirstQueryToken);
     moment += Gram(rows);
+    query_sum += rows.colwise().sum().transpose();
     num_rows += static_cast<double>(rows.rows());
   }
   moment /= num_rows;
   AddTo(moment, query_moment.data() + block * keys.dim * keys.dim);
+  Eigen::Map<Vector>(query_mean.data() + block * keys.dim, Index(keys.dim)) += query_sum / num_rows;
 
   const Matrix key_rows = HeadRows(keys, kv_head, 0);
   const Eigen::Index first = Statistics::kFirstKeyToken;
+  const Matrix late_keys = key_rows.bottomRows(key_rows.rows() - first);
   Eigen::Map<Vector>(key_mean.data() + block * keys.dim, Index(keys.dim)) +=
-      key_rows.bottomRows(key_rows.rows() - first).colwise().mean().transpose();
+      late_keys.colwise().mean().transpose();
+  AddTo(Gram(late_keys) / static_cast<double>(late_keys.rows()),
+        key_moment.data() + block * keys.dim * keys.dim);
 
   // Rows scaled by the root of their weight, so that the product is a Gram matrix. Rounding may
   // take a weight that should be zero below it.
@@ -203,8 +213,10 @@ absl::StatusOr<Statistics> StatisticsCollector::Finish() const {
   statistics.num_texts = num_texts;
   statistics.num_tokens = state_->tokens_of_layer[0];
   statistics.query_moment = mean(state_->query_moment);
+  statistics.query_mean = mean(state_->query_mean);
   statistics.value_covariance = mean(state_->value_covariance);
   statistics.key_mean = mean(state_->key_mean);
+  statistics.key_moment = mean(state_->key_moment);
   return statistics;
 }
 

@@ -95,8 +95,11 @@ class Demoter {
               std::span<const BFloat16> keys,
               std::span<const BFloat16> values,
               std::span<std::byte> block) {
-    const bool aware = head.codec == CodecId::kOscarInt2Aware;
-    CRUMB_CHECK(!aware || head.key_feedback != nullptr, "oscar-int2-aware needs key_feedback");
+    const bool aware = head.codec != CodecId::kOscarInt2;
+    const bool tilted = head.codec == CodecId::kOscarInt2Tilted;
+    CRUMB_CHECK(!aware || head.key_feedback != nullptr, "this codec needs key_feedback");
+    CRUMB_CHECK(!tilted || (head.key_metric != nullptr && head.query_mean != nullptr),
+                "oscar-int2-tilted needs key_metric and query_mean");
     if (path_ == CpuPath::kReference) {
       reference::DemoteHeadBlock(head, keys, values, block);
       return;
@@ -105,7 +108,9 @@ class Demoter {
     const uint8_t* codes = DemoteRows({.rows = keys.data(),
                                        .dim = head.key_dim,
                                        .clip = head.key_clip,
-                                       .feedback = aware ? head.key_feedback : nullptr},
+                                       .feedback = aware ? head.key_feedback : nullptr,
+                                       .metric = tilted ? head.key_metric : nullptr,
+                                       .query_mean = tilted ? head.query_mean : nullptr},
                                       block.data() + format.key_meta_offset());
     cpu::PackKeyCodes(codes, head.key_dim, block.data() + format.key_codes_offset());
     codes = DemoteRows({.rows = values.data(),

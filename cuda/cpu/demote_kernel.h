@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/cpu/refit_kernel.h"
 #include "proto/base/bfloat16.h"
 #include "proto/page/page_format.h"
 
@@ -24,13 +25,16 @@ struct DemoteArgs {
   size_t dim = 0;                   // A multiple of 32, at most kMaxHeadDim.
   float clip = 0;                   // Without feedback: clip ratio, <= 0 for none.
   const float* feedback = nullptr;  // [dim, dim] upper triangular; null: round to nearest.
-  float* scratch = nullptr;         // [kDemoteScratch * dim], 64-byte aligned.
-  uint8_t* codes = nullptr;         // Out: [dim, kPageTokens], 64-byte aligned.
-  uint16_t* scales = nullptr;       // Out: [kPageTokens] fp16.
-  uint16_t* minima = nullptr;       // Out: [kPageTokens] fp16.
+  // With feedback, for a refit (see refit_kernel.h); null for none.
+  const float* metric = nullptr;      // [dim, dim] symmetric.
+  const float* query_mean = nullptr;  // [dim]
+  float* scratch = nullptr;           // [kDemoteScratch * dim], 64-byte aligned.
+  uint8_t* codes = nullptr;           // Out: [dim, kPageTokens], 64-byte aligned.
+  uint16_t* scales = nullptr;         // Out: [kPageTokens] fp16.
+  uint16_t* minima = nullptr;         // Out: [kPageTokens] fp16.
 };
-// Rows and their magnitudes, four ranges' copies and their codes, 16 lanes.
-inline constexpr size_t kDemoteScratch = size_t{1 + 1 + 4 + 1} * 16;
+// Rows and their magnitudes, four ranges' copies and their codes, and the refit's three: 16 lanes.
+inline constexpr size_t kDemoteScratch = size_t{1 + 1 + 4 + 1 + 3} * 16;
 
 // The functions of one instruction set; as DemoteArgs says.
 void DemoteRowsPortable(const DemoteArgs& args);
@@ -41,6 +45,9 @@ template <typename Simd>
 class DemoteKernel {
  public:
   static void DemoteRows(const DemoteArgs& args) {
+    if (args.metric != nullptr) {
+      Refitter::SumColumns(ForRefit(args));
+    }
     for (size_t token = 0; token < kPageTokens; token += kLanes) {
       LoadRows(args, token);
       if (args.feedback == nullptr) {
@@ -63,10 +70,8 @@ class DemoteKernel {
   static constexpr float kMaxHalf = 65504.0f;
   static constexpr float kMinScale = 1.0f / (1u << 24);
 
-  struct Levels {
-    Float scale;
-    Float min;
-  };
+  using Refitter = RefitKernel<Simd>;
+  using Levels = typename Refitter::Levels;
   struct Range {
     Float low;
     Float high;
@@ -78,6 +83,15 @@ class DemoteKernel {
   static float* Copies(const DemoteArgs& args) { return args.scratch + 2 * args.dim * kLanes; }
   static uint8_t* Codes(const DemoteArgs& args) {
     return reinterpret_cast<uint8_t*>(args.scratch + 6 * args.dim * kLanes);
+  }
+  static RefitArgs ForRefit(const DemoteArgs& args) {
+    return {.dim = args.dim,
+            .metric = args.metric,
+            .query_mean = args.query_mean,
+            .rows = Rows(args),
+            .rows_in_metric = args.scratch + 7 * args.dim * kLanes,
+            .tilts = args.scratch + 8 * args.dim * kLanes,
+            .column_sums = args.scratch + 9 * args.dim * kLanes};
   }
 
   static void LoadRows(const DemoteArgs& args, size_t token) {
@@ -219,6 +233,13 @@ class DemoteKernel {
     }
     Float losses[kNumRanges];
     FeedBack(args, levels, losses);
+    if (args.metric != nullptr) {
+      const RefitArgs refit = ForRefit(args);
+      const Refitter refitter(refit);
+      for (size_t i = 0; i < kNumRanges; ++i) {
+        refitter.Refit(Codes(args) + i * args.dim * kLanes, &levels[i], &losses[i]);
+      }
+    }
     KeepBest(args, token, levels, losses);
   }
 

@@ -72,8 +72,9 @@ void ExpandHeadBlock(const HeadParameters& head,
   }
   std::vector<float> rows(std::max(keys.size(), values.size()));
   functions.decode_to_float(key_codes.data(), key_meta, head.key_dim, rows.data());
-  ToModelSpace(head.key_rotation, head.key_mean, head.key_dim, std::span(rows).first(keys.size()),
-               keys, path);
+  // The queries' transform is the transposed inverse of the keys', so its transpose undoes that.
+  ToModelSpace(head.query_rotation != nullptr ? head.query_rotation : head.key_rotation,
+               head.key_mean, head.key_dim, std::span(rows).first(keys.size()), keys, path);
   functions.decode_to_float(value_codes.data(), value_meta, head.value_dim, rows.data());
   ToModelSpace(head.value_rotation, nullptr, head.value_dim, std::span(rows).first(values.size()),
                values, path);

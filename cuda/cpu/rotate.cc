@@ -80,7 +80,8 @@ void RotateQueries(const HeadParameters& head,
                    std::span<const float> rows,
                    std::span<float> out,
                    CpuPath path) {
-  const auto args = ArgsOf(rows, out.size(), head.key_dim, nullptr, head.key_rotation);
+  const float* rotation = head.query_rotation != nullptr ? head.query_rotation : head.key_rotation;
+  const auto args = ArgsOf(rows, out.size(), head.key_dim, nullptr, rotation);
   if (path != CpuPath::kReference) {
     FunctionsOf(path).rotate_to_float(args, out.data());
     return;

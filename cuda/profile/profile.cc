@@ -77,12 +77,15 @@ std::string_view CodecName(CodecId codec) {
       return "oscar-int2";
     case CodecId::kOscarInt2Aware:
       return "oscar-int2-aware";
+    case CodecId::kOscarInt2Tilted:
+      return "oscar-int2-tilted";
   }
   CRUMB_CHECK(false, "not a codec");
 }
 
 std::optional<CodecId> CodecFromName(std::string_view name) {
-  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+  for (const CodecId codec :
+       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
     if (CodecName(codec) == name) {
       return codec;
     }
@@ -112,22 +115,32 @@ absl::StatusOr<std::vector<std::byte>> Profile::Serialize(const ProfileParts& pa
   file.metadata = MetadataOf(parts);
   CRUMB_RETURN_IF_ERROR(AddRotations(profile_file::kKeyRotation, geometry, geometry.key_dim,
                                      parts.key_rotation, &file));
+  if (!parts.query_rotation.empty()) {
+    CRUMB_RETURN_IF_ERROR(AddRotations(profile_file::kQueryRotation, geometry, geometry.key_dim,
+                                       parts.query_rotation, &file));
+  }
   CRUMB_RETURN_IF_ERROR(AddRotations(profile_file::kValueRotation, geometry, geometry.value_dim,
                                      parts.value_rotation, &file));
-  CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kKeyMean, parts.key_mean.size(),
-                                  layers * heads * dim, /*may_be_empty=*/true));
-  CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kKeyFeedback, parts.key_feedback.size(),
-                                  layers * heads * dim * dim, /*may_be_empty=*/true));
+  for (const auto& [name, floats] : {std::pair(profile_file::kKeyMean, &parts.key_mean),
+                                     std::pair(profile_file::kQueryMean, &parts.query_mean)}) {
+    CRUMB_RETURN_IF_ERROR(
+        CheckSize(name, floats->size(), layers * heads * dim, /*may_be_empty=*/true));
+    if (!floats->empty()) {
+      file.tensors[name] = Slice(*floats, 0, {layers, heads, dim});
+    }
+  }
+  for (const auto& [name, floats] : {std::pair(profile_file::kKeyFeedback, &parts.key_feedback),
+                                     std::pair(profile_file::kKeyMetric, &parts.key_metric)}) {
+    CRUMB_RETURN_IF_ERROR(
+        CheckSize(name, floats->size(), layers * heads * dim * dim, /*may_be_empty=*/true));
+    for (uint32_t layer = 0; layer < layers && !floats->empty(); ++layer) {
+      file.tensors[profile_file::LayerTensor(name, layer)] =
+          Slice(*floats, layer, {heads, dim, dim});
+    }
+  }
   CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kKeyClip, parts.key_clip.size(), layers * heads));
   CRUMB_RETURN_IF_ERROR(
       CheckSize(profile_file::kValueClip, parts.value_clip.size(), layers * heads));
-  if (!parts.key_mean.empty()) {
-    file.tensors[profile_file::kKeyMean] = Slice(parts.key_mean, 0, {layers, heads, dim});
-  }
-  for (uint32_t layer = 0; layer < layers && !parts.key_feedback.empty(); ++layer) {
-    file.tensors[profile_file::LayerTensor(profile_file::kKeyFeedback, layer)] =
-        Slice(parts.key_feedback, layer, {heads, dim, dim});
-  }
   file.tensors[profile_file::kKeyClip] = Slice(parts.key_clip, 0, {layers, heads});
   file.tensors[profile_file::kValueClip] = Slice(parts.value_clip, 0, {layers, heads});
 

@@ -19,9 +19,12 @@ inline constexpr char kSinkTokensKey[] = "sink_tokens";
 inline constexpr char kRecentTokensKey[] = "recent_tokens";
 
 inline constexpr char kKeyRotation[] = "key_rotation";
+inline constexpr char kQueryRotation[] = "query_rotation";
 inline constexpr char kValueRotation[] = "value_rotation";
 inline constexpr char kKeyMean[] = "key_mean";
 inline constexpr char kKeyFeedback[] = "key_feedback";
+inline constexpr char kKeyMetric[] = "key_metric";
+inline constexpr char kQueryMean[] = "query_mean";
 inline constexpr char kKeyClip[] = "key_clip";
 inline constexpr char kValueClip[] = "value_clip";
 

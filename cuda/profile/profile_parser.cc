@@ -62,6 +62,42 @@ absl::Status CheckOrthogonal(const std::string& name, const float* rotation, siz
   return absl::OkStatus();
 }
 
+// A row vector's transform and what undoes it: rotation * inverse^T is the identity.
+absl::Status CheckInverse(const std::string& name,
+                          const float* rotation,
+                          const float* inverse,
+                          size_t dim) {
+  for (size_t row = 0; row < dim; ++row) {
+    for (size_t other = 0; other < dim; ++other) {
+      const float dot = Dot(rotation + row * dim, inverse + other * dim, dim);
+      const float error = std::abs(dot - (row == other ? 1.0F : 0.0F));
+      if (!(error <= kOrthogonalityLimit)) {
+        return Refuse("tensor '", name, "' is not inverse to the queries': row ", row, " of [", dim,
+                      ", ", dim, "] and row ", other, " of query_rotation have the product ", dot,
+                      ", off by ", error, "; at most ", kOrthogonalityLimit, " is allowed");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSymmetric(const std::string& name, const float* metric, size_t dim) {
+  for (size_t row = 0; row < dim; ++row) {
+    if (!(metric[row * dim + row] > 0)) {
+      return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
+                    "] is ", metric[row * dim + row], "; it must be positive");
+    }
+    for (size_t column = 0; column < row; ++column) {
+      if (metric[row * dim + column] != metric[column * dim + row]) {
+        return Refuse("tensor '", name, "' is not symmetric: elements (", row, ", ", column,
+                      ") and (", column, ", ", row, ") of [", dim, ", ", dim, "] are ",
+                      metric[row * dim + column], " and ", metric[column * dim + row]);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckUpperTriangular(const std::string& name, const float* factor, size_t dim) {
   for (size_t row = 0; row < dim; ++row) {
     if (!(factor[row * dim + row] > 0)) {
@@ -103,7 +139,14 @@ absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<
   for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
     CRUMB_RETURN_IF_ERROR(ReadLayer(layer));
   }
-  CRUMB_RETURN_IF_ERROR(ReadKeyMean());
+  if (contents_.tensors.contains(profile_file::kKeyMean)) {
+    CRUMB_RETURN_IF_ERROR(ReadMeans(profile_file::kKeyMean, &HeadParameters::key_mean));
+  } else {
+    ShareZeroMean();
+  }
+  if (profile_->codec_ == CodecId::kOscarInt2Tilted) {
+    CRUMB_RETURN_IF_ERROR(ReadMeans(profile_file::kQueryMean, &HeadParameters::query_mean));
+  }
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kKeyClip, &HeadParameters::key_clip));
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kValueClip, &HeadParameters::value_clip));
   if (!contents_.tensors.empty()) {
@@ -122,7 +165,7 @@ absl::Status ProfileParser::ReadMetadata() {
   const std::optional<CodecId> known = CodecFromName(codec);
   if (!known.has_value()) {
     return Refuse("metadata 'codec' is '", Printable(codec),
-                  "'; this version knows oscar-int2 and oscar-int2-aware");
+                  "'; this version knows oscar-int2, oscar-int2-aware and oscar-int2-tilted");
   }
   profile_->codec_ = *known;
   CRUMB_ASSIGN_OR_RETURN(profile_->model_, metadata.Model());
@@ -185,17 +228,38 @@ absl::StatusOr<const float*> ProfileParser::TakeF32(const std::string& name,
 }
 
 absl::Status ProfileParser::ReadLayer(uint32_t layer) {
-  CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kKeyRotation, profile_->geometry_.key_dim,
-                                      layer, &HeadParameters::key_rotation));
+  CRUMB_RETURN_IF_ERROR(ReadKeyTransforms(layer));
   CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kValueRotation, profile_->geometry_.value_dim,
                                       layer, &HeadParameters::value_rotation));
-  return profile_->codec_ == CodecId::kOscarInt2Aware ? ReadFeedback(layer) : absl::OkStatus();
+  if (profile_->codec_ != CodecId::kOscarInt2) {
+    CRUMB_RETURN_IF_ERROR(ReadFeedback(layer));
+  }
+  return profile_->codec_ == CodecId::kOscarInt2Tilted ? ReadMetric(layer) : absl::OkStatus();
 }
 
-absl::Status ProfileParser::ReadRotations(const char* name,
-                                          uint32_t dim,
-                                          uint32_t layer,
-                                          const float* HeadParameters::*member) {
+absl::Status ProfileParser::ReadKeyTransforms(uint32_t layer) {
+  const Geometry& geometry = profile_->geometry_;
+  if (profile_->codec_ != CodecId::kOscarInt2Tilted) {
+    return ReadRotations(profile_file::kKeyRotation, geometry.key_dim, layer,
+                         &HeadParameters::key_rotation);
+  }
+  CRUMB_RETURN_IF_ERROR(ReadMatrices(profile_file::kKeyRotation, geometry.key_dim, layer,
+                                     &HeadParameters::key_rotation));
+  CRUMB_RETURN_IF_ERROR(ReadMatrices(profile_file::kQueryRotation, geometry.key_dim, layer,
+                                     &HeadParameters::query_rotation));
+  for (uint32_t kv_head = 0; kv_head < geometry.num_kv_heads; ++kv_head) {
+    CRUMB_RETURN_IF_ERROR(CheckInverse(
+        absl::StrCat(profile_file::LayerTensor(profile_file::kKeyRotation, layer), "[", kv_head,
+                     "]"),
+        head(layer, kv_head).key_rotation, head(layer, kv_head).query_rotation, geometry.key_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadMatrices(const char* name,
+                                         uint32_t dim,
+                                         uint32_t layer,
+                                         const float* HeadParameters::*member) {
   const uint32_t num_heads = profile_->geometry_.num_kv_heads;
   const size_t matrix = size_t{dim} * dim;
   const std::string tensor = profile_file::LayerTensor(name, layer);
@@ -205,13 +269,45 @@ absl::Status ProfileParser::ReadRotations(const char* name,
     for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
       head(layer, kv_head).*member = shared;
     }
-    return CheckOrthogonal(tensor, shared, dim);
+    return absl::OkStatus();
   }
   CRUMB_ASSIGN_OR_RETURN(const float* floats, TakeF32(tensor, {num_heads, dim, dim}));
   for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
     head(layer, kv_head).*member = floats + kv_head * matrix;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadRotations(const char* name,
+                                          uint32_t dim,
+                                          uint32_t layer,
+                                          const float* HeadParameters::*rotation) {
+  CRUMB_RETURN_IF_ERROR(ReadMatrices(name, dim, layer, rotation));
+  const std::string tensor = profile_file::LayerTensor(name, layer);
+  const float* last = nullptr;
+  for (uint32_t kv_head = 0; kv_head < profile_->geometry_.num_kv_heads; ++kv_head) {
+    const float* matrix = head(layer, kv_head).*rotation;
+    if (matrix == last) {
+      break;  // Shared.
+    }
+    const bool is_shared =
+        kv_head == 0 && profile_->geometry_.num_kv_heads > 1 && head(layer, 1).*rotation == matrix;
     CRUMB_RETURN_IF_ERROR(
-        CheckOrthogonal(absl::StrCat(tensor, "[", kv_head, "]"), floats + kv_head * matrix, dim));
+        CheckOrthogonal(is_shared ? tensor : absl::StrCat(tensor, "[", kv_head, "]"), matrix, dim));
+    last = matrix;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadMetric(uint32_t layer) {
+  const uint32_t dim = profile_->geometry_.key_dim;
+  const uint32_t num_heads = profile_->geometry_.num_kv_heads;
+  const std::string tensor = profile_file::LayerTensor(profile_file::kKeyMetric, layer);
+  CRUMB_ASSIGN_OR_RETURN(const float* floats, TakeF32(tensor, {num_heads, dim, dim}));
+  for (uint32_t kv_head = 0; kv_head < num_heads; ++kv_head) {
+    const float* metric = floats + size_t{kv_head} * dim * dim;
+    CRUMB_RETURN_IF_ERROR(CheckSymmetric(absl::StrCat(tensor, "[", kv_head, "]"), metric, dim));
+    head(layer, kv_head).key_metric = metric;
   }
   return absl::OkStatus();
 }
@@ -230,22 +326,23 @@ absl::Status ProfileParser::ReadFeedback(uint32_t layer) {
   return absl::OkStatus();
 }
 
-absl::Status ProfileParser::ReadKeyMean() {
+absl::Status ProfileParser::ReadMeans(const char* name, const float* HeadParameters::*member) {
   const Geometry& geometry = profile_->geometry_;
-  const bool is_present = contents_.tensors.contains(profile_file::kKeyMean);
-  const float* floats = nullptr;
-  if (is_present) {
-    CRUMB_ASSIGN_OR_RETURN(floats,
-                           TakeF32(profile_file::kKeyMean,
-                                   {geometry.num_layers, geometry.num_kv_heads, geometry.key_dim}));
-  } else {
-    floats = TakeFloats(geometry.key_dim);  // Zeros, for all.
-  }
+  CRUMB_ASSIGN_OR_RETURN(
+      const float* floats,
+      TakeF32(name, {geometry.num_layers, geometry.num_kv_heads, geometry.key_dim}));
   for (HeadParameters& head : profile_->heads_) {
-    head.key_mean = floats;
-    floats += is_present ? geometry.key_dim : 0;
+    head.*member = floats;
+    floats += geometry.key_dim;
   }
   return absl::OkStatus();
+}
+
+void ProfileParser::ShareZeroMean() {
+  const float* zeros = TakeFloats(profile_->geometry_.key_dim);
+  for (HeadParameters& head : profile_->heads_) {
+    head.key_mean = zeros;
+  }
 }
 
 absl::Status ProfileParser::ReadClip(const char* name, float HeadParameters::*member) {

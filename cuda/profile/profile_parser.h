@@ -34,12 +34,21 @@ class ProfileParser {
   absl::StatusOr<const float*> TakeF32(const std::string& name, std::vector<uint64_t> shape);
 
   absl::Status ReadLayer(uint32_t layer);
+  // A matrix a KV head, or one that they share: [dim, dim] or [H, dim, dim].
+  absl::Status ReadMatrices(const char* name,
+                            uint32_t dim,
+                            uint32_t layer,
+                            const float* HeadParameters::*member);
+  // Those, which must be orthogonal.
   absl::Status ReadRotations(const char* name,
                              uint32_t dim,
                              uint32_t layer,
-                             const float* HeadParameters::*member);
+                             const float* HeadParameters::*rotation);
+  absl::Status ReadKeyTransforms(uint32_t layer);
   absl::Status ReadFeedback(uint32_t layer);
-  absl::Status ReadKeyMean();
+  absl::Status ReadMetric(uint32_t layer);
+  absl::Status ReadMeans(const char* name, const float* HeadParameters::*member);
+  void ShareZeroMean();
   absl::Status ReadClip(const char* name, float HeadParameters::*member);
 
   HeadParameters& head(uint32_t layer, uint32_t kv_head) {

@@ -18,6 +18,11 @@ using Row = std::vector<float>;
 // The four ranges that attention-aware rounding tries, in order; <= 0 is the whole range.
 constexpr float kRangeClipRatios[] = {0.0f, 0.98f, 0.95f, 0.90f};
 
+// A refit is left out where it is not well determined: levels or the determinant at less than this
+// share of what they are differences of, or a scale that would change by more than half.
+constexpr float kLeastShare = 1e-3f;
+constexpr float kMostStretch = 0.5f;
+
 struct QuantizedRow {
   Float16 scale;
   Float16 min;
@@ -95,11 +100,118 @@ QuantizedRow RoundWithFeedback(Row row, const float* feedback, float clip_ratio)
   return result;
 }
 
-QuantizedRow RoundAttentionAware(const Row& row, const float* feedback) {
+float Dot(const Row& a, const Row& b) {
+  float sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    sum = std::fma(a[i], b[i], sum);
+  }
+  return sum;
+}
+
+float Sum(const Row& a) {
+  float sum = 0;
+  for (const float x : a) {
+    sum += x;
+  }
+  return sum;
+}
+
+// How the queries that attend to one row x measure its error: by M + t t^T, M the head's metric and
+// t = m + (M - m m^T) x / sqrt(dim) the mean of these queries, were queries normal of mean m.
+struct ReaderMetric {
+  Row x;
+  Row ones_m;       // M times the row of ones.
+  Row x_m;          // M x.
+  Row tilt;         // t.
+  float ones2 = 0;  // Products in M: 1.1, x.1, x.x.
+  float x_ones = 0;
+  float x2 = 0;
+  float tilt_ones = 0;  // And with t: t.1, t.x.
+  float tilt_x = 0;
+};
+
+ReaderMetric MakeReaderMetric(const HeadParameters& head, const Row& row) {
+  const size_t dim = row.size();
+  ReaderMetric metric;
+  metric.x = row;
+  metric.ones_m = metric.x_m = metric.tilt = Row(dim);
+  for (size_t i = 0; i < dim; ++i) {
+    for (size_t j = 0; j < dim; ++j) {
+      metric.ones_m[j] += head.key_metric[i * dim + j];
+      metric.x_m[j] = std::fma(row[i], head.key_metric[i * dim + j], metric.x_m[j]);
+    }
+  }
+  const Row mean(head.query_mean, head.query_mean + dim);
+  const float mean_score = Dot(mean, row);
+  const float scale = 1 / std::sqrt(static_cast<float>(dim));
+  for (size_t j = 0; j < dim; ++j) {
+    metric.tilt[j] = std::fma(scale, std::fma(-mean_score, mean[j], metric.x_m[j]), mean[j]);
+  }
+  metric.ones2 = Sum(metric.ones_m);
+  metric.x_ones = Dot(row, metric.ones_m);
+  metric.x2 = Dot(row, metric.x_m);
+  metric.tilt_ones = Sum(metric.tilt);
+  metric.tilt_x = Dot(metric.tilt, row);
+  return metric;
+}
+
+// Moves scale and minimum to where the row's error e, codes as they are, is least for its readers,
+// and sets the loss to what it is then. With v = scale * codes = x - min - e, all products with v
+// and e in the metric follow from three sums over the row and from e.e, which feedback has summed.
+void RefitForReaders(const ReaderMetric& metric, QuantizedRow* row) {
+  const float a = row->scale.ToFloat();
+  const float b = row->min.ToFloat();
+  Row error(metric.x.size());
+  for (size_t i = 0; i < error.size(); ++i) {
+    error[i] = metric.x[i] - Level(*row, row->codes[i]);
+  }
+  const float ex = Dot(error, metric.x_m);
+  const float e1 = Dot(error, metric.ones_m);
+  const float et = Dot(error, metric.tilt);
+  const float e2 = row->loss;
+
+  const float b11 = b * (b * metric.ones2);
+  const float size = (metric.x2 + b11) + e2;
+  const float cross = (b * metric.x_ones + ex) - b * e1;
+  const float v2 = size - 2 * cross;
+  const float v1 = (metric.x_ones - b * metric.ones2) - e1;
+  const float ve = (ex - b * e1) - e2;
+  const float vt = (metric.tilt_x - b * metric.tilt_ones) - et;
+
+  const float vv = v2 + vt * vt;
+  const float vo = v1 + vt * metric.tilt_ones;
+  const float oo = metric.ones2 + metric.tilt_ones * metric.tilt_ones;
+  const float ev = ve + vt * et;
+  const float eo = e1 + metric.tilt_ones * et;
+  const float determinant = vv * oo - vo * vo;
+  const float stretch = (ev * oo - eo * vo) / determinant;
+  const bool is_determined = v2 > kLeastShare * size && determinant > kLeastShare * (vv * oo) &&
+                             std::fabs(stretch) < kMostStretch;
+  float p = 0;  // As stored, the scale grows by p of itself and the minimum by r.
+  float r = 0;
+  if (is_determined) {
+    const float scale = std::max(Float16::FromFloatSaturated(a + a * stretch).ToFloat(),
+                                 float{Float16::kMinPositive});
+    row->scale = Float16::FromFloat(scale);
+    p = (scale - a) / a;
+    row->min = Float16::FromFloatSaturated((b + (eo - p * vo) / oo) + 0.0f);
+    r = row->min.ToFloat() - b;
+  }
+  const float gain = p * ev + r * eo;
+  const float curve = (p * p) * vv + ((2 * p) * (r * vo) + (r * r) * oo);
+  row->loss = (e2 + et * et) - (2 * gain - curve);
+}
+
+QuantizedRow RoundAttentionAware(const Row& row, const HeadParameters& head) {
+  const bool is_tilted = head.codec == CodecId::kOscarInt2Tilted;
+  const ReaderMetric metric = is_tilted ? MakeReaderMetric(head, row) : ReaderMetric();
   QuantizedRow best;
   bool first = true;
   for (const float ratio : kRangeClipRatios) {
-    QuantizedRow candidate = RoundWithFeedback(row, feedback, ratio);
+    QuantizedRow candidate = RoundWithFeedback(row, head.key_feedback, ratio);
+    if (is_tilted) {
+      RefitForReaders(metric, &candidate);
+    }
     if (first || candidate.loss < best.loss) {
       best = std::move(candidate);
     }
@@ -135,9 +247,9 @@ void DemoteHeadBlock(const HeadParameters& head,
   std::fill(block.begin(), block.end(), std::byte{0});
   for (uint32_t token = 0; token < kPageTokens; ++token) {
     const Row key = RowAt(keys, token, head.key_dim);
-    const QuantizedRow key_row = head.codec == CodecId::kOscarInt2Aware
-                                     ? RoundAttentionAware(key, head.key_feedback)
-                                     : RoundToNearest(key, head.key_clip);
+    const QuantizedRow key_row = head.codec == CodecId::kOscarInt2
+                                     ? RoundToNearest(key, head.key_clip)
+                                     : RoundAttentionAware(key, head);
     StoreMeta(key_row, block.data() + format.KeyMetaByte(token));
     for (uint32_t channel = 0; channel < head.key_dim; ++channel) {
       StoreCode(key_row.codes[channel], format.KeyCode(token, channel), block);

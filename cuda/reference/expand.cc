@@ -54,6 +54,8 @@ void ExpandHeadBlock(const HeadParameters& head,
                      std::span<BFloat16> values) {
   const Int2HeadBlock format{head.key_dim, head.value_dim};
   const bool rotate_back = space == ExpandSpace::kModel;
+  // The transposed inverse of key_rotation, which is itself where that is orthogonal.
+  const float* inverse = head.query_rotation != nullptr ? head.query_rotation : head.key_rotation;
   std::vector<float> key(head.key_dim);
   std::vector<float> value(head.value_dim);
   for (uint32_t token = 0; token < kPageTokens; ++token) {
@@ -61,7 +63,7 @@ void ExpandHeadBlock(const HeadParameters& head,
     for (uint32_t channel = 0; channel < head.key_dim; ++channel) {
       key[channel] = Decode(block, format.KeyCode(token, channel), key_affine);
     }
-    StoreRow(key, rotate_back ? head.key_rotation : nullptr, head.key_mean,
+    StoreRow(key, rotate_back ? inverse : nullptr, head.key_mean,
              keys.data() + size_t{token} * head.key_dim);
 
     const Affine value_affine = LoadMeta(block.data() + format.ValueMetaByte(token));

@@ -31,22 +31,36 @@ class TestHead {
       }
       key_feedback_[i * key_dim + i] = 0.5f + std::fabs(key_feedback_[i * key_dim + i]) * 5;
     }
-    parameters_ = {
-        .key_dim = key_dim,
-        .value_dim = value_dim,
-        .codec = codec,
-        .key_rotation = key_rotation_.data(),
-        .value_rotation = value_rotation_.data(),
-        .key_mean = key_mean_.data(),
-        .key_feedback = codec == CodecId::kOscarInt2Aware ? key_feedback_.data() : nullptr,
-        .key_clip = 0.96f,
-        .value_clip = 0.92f};
+    // A sum of squares and a diagonal, near the identity: a metric, if not that of the feedback.
+    query_mean_ = Gaussian(key_dim, 0.3f);
+    const auto spread = Gaussian(key_dim, 0.2f);
+    key_metric_.resize(size_t{key_dim} * key_dim);
+    for (size_t i = 0; i < key_dim; ++i) {
+      for (size_t j = 0; j < key_dim; ++j) {
+        key_metric_[i * key_dim + j] =
+            query_mean_[i] * query_mean_[j] + spread[i] * spread[j] + (i == j ? 0.5f : 0.0f);
+      }
+    }
+    const bool tilted = codec == CodecId::kOscarInt2Tilted;
+    parameters_ = {.key_dim = key_dim,
+                   .value_dim = value_dim,
+                   .codec = codec,
+                   .key_rotation = key_rotation_.data(),
+                   .value_rotation = value_rotation_.data(),
+                   .key_mean = key_mean_.data(),
+                   .key_feedback = codec == CodecId::kOscarInt2 ? nullptr : key_feedback_.data(),
+                   .key_metric = tilted ? key_metric_.data() : nullptr,
+                   .query_mean = tilted ? query_mean_.data() : nullptr,
+                   .key_clip = 0.96f,
+                   .value_clip = 0.92f};
   }
   TestHead(const TestHead&) = delete;
   TestHead& operator=(const TestHead&) = delete;
 
   HeadParameters& parameters() { return parameters_; }
   std::vector<float>& key_feedback() { return key_feedback_; }
+  std::vector<float>& key_metric() { return key_metric_; }
+  std::vector<float>& query_mean() { return query_mean_; }
 
  private:
   std::vector<float> Gaussian(size_t count, float deviation) {
@@ -63,6 +77,8 @@ class TestHead {
   std::vector<float> value_rotation_;
   std::vector<float> key_mean_;
   std::vector<float> key_feedback_;
+  std::vector<float> key_metric_;
+  std::vector<float> query_mean_;
   HeadParameters parameters_;
 };
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the golden values of demote_test.cc: the codec and the page format written once more, from their
-description alone, in exact rational arithmetic with one rounding an operation. Takes some minutes.
+description alone, in exact rational arithmetic with one rounding an operation. Takes some minutes; names of codecs
+as arguments leave the others out.
 
-  python3 tests/cuda/demote_golden.py
+  python3 tests/cuda/demote_golden.py [kOscarInt2] [kOscarInt2Aware] [kOscarInt2Tilted]
 """
+import math
 import struct
+import sys
 from fractions import Fraction
 
 PAGE_TOKENS = 64
@@ -41,6 +44,14 @@ def row_value(token, channel, salt):
 
 def feedback(i, j):
     return 1 + Fraction(i % 7, 8) if i == j else Fraction((i * 31 + j * 17) % 13 - 6, 64)
+
+
+def metric(i, j):
+    return 2 + Fraction(i % 5, 4) if i == j else Fraction((i * j + i + j) % 11 - 5, 64)
+
+
+def query_mean(i):
+    return Fraction(i * 13 % 9 - 4, 16)
 
 
 def tau(row, ratio):
@@ -85,6 +96,69 @@ def aware(row):
     return min((with_feedback(row, ratio) for ratio in RATIOS), key=lambda found: found[0])[1]
 
 
+def dot(a, b):
+    total = Fraction(0)
+    for x, y in zip(a, b):
+        total = f32(total + x * y)
+    return total
+
+
+def total(a):
+    return dot(a, [1] * len(a))
+
+
+class Readers:
+    """The refit of a row x for the queries that attend to it. One float operation a call of f32."""
+
+    ones_m = {}  # By dim: the metric times the row of ones.
+
+    def __init__(self, x):
+        dim = len(x)
+        columns = [[metric(i, j) for i in range(dim)] for j in range(dim)]
+        if dim not in self.ones_m:
+            self.ones_m[dim] = [total(column) for column in columns]
+        self.x, self.m1, self.mx = x, self.ones_m[dim], [dot(x, column) for column in columns]
+        mean = [query_mean(i) for i in range(dim)]
+        score = dot(mean, x)
+        root = f32(Fraction(math.isqrt(dim << 240), 1 << 120))
+        scale = f32(1 / root)
+        self.t = [f32(scale * f32(mx - score * m) + m) for mx, m in zip(self.mx, mean)]
+        self.ones2, self.x_ones, self.x2 = total(self.m1), dot(x, self.m1), dot(x, self.mx)
+        self.t_ones, self.tx = total(self.t), dot(self.t, x)
+
+    def refit(self, e2, found):
+        b, a, codes = found
+        mul = lambda x, y: f32(x * y)
+        error = [f32(x - f32(mul(code, a) + b)) for x, code in zip(self.x, codes)]
+        ex, e1, et = dot(error, self.mx), dot(error, self.m1), dot(error, self.t)
+        size = f32(f32(self.x2 + mul(b, mul(b, self.ones2))) + e2)
+        v2 = f32(size - 2 * f32(f32(mul(b, self.x_ones) + ex) - mul(b, e1)))
+        v1 = f32(f32(self.x_ones - mul(b, self.ones2)) - e1)
+        ve = f32(f32(ex - mul(b, e1)) - e2)
+        vt = f32(f32(self.tx - mul(b, self.t_ones)) - et)
+        vv, vo = f32(v2 + mul(vt, vt)), f32(v1 + mul(vt, self.t_ones))
+        oo = f32(self.ones2 + mul(self.t_ones, self.t_ones))
+        ev, eo = f32(ve + mul(vt, et)), f32(e1 + mul(self.t_ones, et))
+        determinant = f32(mul(vv, oo) - mul(vo, vo))
+        stretch = f32(f32(mul(ev, oo) - mul(eo, vo)) / determinant)
+        share, p, r, scale, minimum = f32(Fraction(1, 1000)), Fraction(0), Fraction(0), a, b
+        if v2 > mul(share, size) and determinant > mul(share, mul(vv, oo)) and abs(stretch) < Fraction(1, 2):
+            scale = max(f16(f32(a + mul(a, stretch))), Fraction(1, 2**24))
+            p = f32(f32(scale - a) / a)
+            minimum = f16(f32(b + f32(f32(eo - mul(p, vo)) / oo)))
+            r = f32(minimum - b)
+        gain = f32(mul(p, ev) + mul(r, eo))
+        curve = f32(mul(mul(p, p), vv) + f32(mul(f32(2 * p), mul(r, vo)) + mul(mul(r, r), oo)))
+        loss = f32(f32(e2 + mul(et, et)) - f32(2 * gain - curve))
+        return loss, (minimum, scale, codes)
+
+
+def tilted(row):
+    readers = Readers(row)
+    candidates = (readers.refit(*with_feedback(row, ratio)) for ratio in RATIOS)
+    return min(candidates, key=lambda found: found[0])[1]
+
+
 def demote(key_dim, value_dim, quantise_key):
     keys, values = bytearray(16 * key_dim), bytearray(16 * value_dim)
     key_meta, value_meta = bytearray(256), bytearray(256)
@@ -118,8 +192,9 @@ def crc32c(data):
 
 
 def main():
-    codecs = (("kOscarInt2", lambda row: nearest(row, Fraction(96, 100))), ("kOscarInt2Aware", aware))
-    for name, quantise in codecs:
+    codecs = {"kOscarInt2": lambda row: nearest(row, Fraction(96, 100)), "kOscarInt2Aware": aware, "kOscarInt2Tilted": tilted}
+    for name in sys.argv[1:] or codecs:
+        quantise = codecs[name]
         for key_dim, value_dim in ((64, 64), (128, 128), (256, 256), (128, 64)):
             block = demote(key_dim, value_dim, quantise)
             head = ", ".join(f"0x{byte:02x}" for byte in block[:8])

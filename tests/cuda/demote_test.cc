@@ -110,6 +110,30 @@ constexpr Golden kGolden[] = {
      0x62e465c0,
      {0x44, 0xba, 0xee, 0x11, 0x14, 0x77, 0xaa, 0x9d},
      {0xe0, 0x40, 0x50, 0xc3, 0xc5, 0x40, 0x28, 0xc3}},
+    {64,
+     64,
+     CodecId::kOscarInt2Tilted,
+     0x82bb091e,
+     {0x44, 0xba, 0xee, 0x11, 0x14, 0x77, 0xaa, 0x9d},
+     {0xed, 0x40, 0x52, 0xc3, 0x9c, 0x40, 0x17, 0xc3}},
+    {128,
+     128,
+     CodecId::kOscarInt2Tilted,
+     0x5636e067,
+     {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
+     {0xc1, 0x40, 0x37, 0xc3, 0xbf, 0x40, 0x57, 0xc3}},
+    {256,
+     256,
+     CodecId::kOscarInt2Tilted,
+     0x1a956041,
+     {0x44, 0xba, 0xae, 0x11, 0x14, 0x77, 0xaa, 0xad},
+     {0xb7, 0x40, 0x3b, 0xc3, 0xda, 0x40, 0x8f, 0xc3}},
+    {128,
+     64,
+     CodecId::kOscarInt2Tilted,
+     0xb958ab0a,
+     {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
+     {0xc1, 0x40, 0x37, 0xc3, 0xbf, 0x40, 0x57, 0xc3}},
 };
 
 std::vector<BFloat16> GoldenRows(uint32_t dim, uint32_t salt) {
@@ -134,12 +158,25 @@ void FillGoldenFeedback(TestHead& head) {
   }
 }
 
+// A metric that is not the feedback's: the formulas do not ask for it.
+void FillGoldenReaders(TestHead& head) {
+  const uint32_t dim = head.parameters().key_dim;
+  for (uint32_t i = 0; i < dim; ++i) {
+    head.query_mean()[i] = (static_cast<float>(i * 13 % 9) - 4) / 16;
+    for (uint32_t j = 0; j < dim; ++j) {
+      head.key_metric()[i * dim + j] = i == j ? 2 + static_cast<float>(i % 5) / 4
+                                              : (static_cast<float>((i * j + i + j) % 11) - 5) / 64;
+    }
+  }
+}
+
 class DemoteGoldenTest : public testing::TestWithParam<Golden> {};
 
 TEST_P(DemoteGoldenTest, EveryPathGivesTheBytesOfTheFormula) {
   const Golden& golden = GetParam();
   TestHead head(golden.key_dim, golden.value_dim, golden.codec);
   FillGoldenFeedback(head);
+  FillGoldenReaders(head);
   const auto keys = GoldenRows(golden.key_dim, 0);
   const auto values = GoldenRows(golden.value_dim, 71);
   auto paths = FastPaths();
@@ -160,8 +197,10 @@ TEST_P(DemoteGoldenTest, EveryPathGivesTheBytesOfTheFormula) {
 }
 
 std::string CaseName(uint32_t key_dim, uint32_t value_dim, CodecId codec) {
-  return absl::StrCat("K", key_dim, "V", value_dim,
-                      codec == CodecId::kOscarInt2Aware ? "Aware" : "Nearest");
+  const char* of_codec = codec == CodecId::kOscarInt2        ? "Nearest"
+                         : codec == CodecId::kOscarInt2Aware ? "Aware"
+                                                             : "Tilted";
+  return absl::StrCat("K", key_dim, "V", value_dim, of_codec);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dims, DemoteGoldenTest, testing::ValuesIn(kGolden), [](const auto& test) {
@@ -280,7 +319,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes,
                                                           Shape{128, 64},
                                                           Shape{64, 160}),
                                           testing::Values(CodecId::kOscarInt2,
-                                                          CodecId::kOscarInt2Aware)),
+                                                          CodecId::kOscarInt2Aware,
+                                                          CodecId::kOscarInt2Tilted)),
                          [](const auto& test) {
                            const Shape shape = std::get<0>(test.param);
                            return CaseName(shape.key_dim, shape.value_dim, std::get<1>(test.param));
@@ -289,7 +329,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes,
 // ---- What the codec promises.
 
 TEST(DemoteTest, ConstantRowsComeBackExactly) {
-  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+  for (const CodecId codec :
+       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
+    SCOPED_TRACE(CodecName(codec));
     TestHead head(64, 64, codec);
     std::vector<BFloat16> rows;
     for (uint32_t token = 0; token < kPageTokens; ++token) {
@@ -376,6 +418,46 @@ TEST(DemoteTest, FeedbackLowersTheLossInTheMetric) {
   HeadParameters nearest = head.parameters();
   nearest.codec = CodecId::kOscarInt2;
   EXPECT_LT(loss(head.parameters()), 0.7 * loss(nearest));
+}
+
+// Queries that attend to a row: its own direction in their covariance, about their mean. A head's
+// metric and feedback factor here are of one diagonal, so that both are exact.
+TEST(DemoteTest, TheRefitLowersTheLossForTheQueriesThatAttend) {
+  constexpr uint32_t kDim = 64;
+  TestHead head(kDim, kDim, CodecId::kOscarInt2Tilted, 9);
+  std::ranges::fill(head.key_feedback(), 0.0f);
+  std::ranges::fill(head.key_metric(), 0.0f);
+  std::ranges::fill(head.query_mean(), 0.0f);
+  std::vector<double> weights;
+  for (size_t i = 0; i < kDim; ++i) {
+    const float deviation = i < 8 ? 4.0f : 0.5f;
+    head.key_metric()[i * kDim + i] = deviation * deviation;
+    head.key_feedback()[i * kDim + i] = 1 / deviation;
+    weights.push_back(double{deviation} * deviation);
+  }
+  const auto rows = GaussianRows(size_t{kPageTokens} * kDim, 2, 6);
+  const auto loss = [&](CodecId codec) {
+    HeadParameters parameters = head.parameters();
+    parameters.codec = codec;
+    const auto block = MustDemote(parameters, rows, rows, BestCpuPath());
+    const Int2HeadBlock format{kDim, kDim};
+    double sum = 0;
+    for (uint32_t token = 0; token < kPageTokens; ++token) {
+      const Meta meta = MetaAt(block, format.KeyMetaByte(token));
+      double in_metric = 0;
+      double along_tilt = 0;
+      for (uint32_t i = 0; i < kDim; ++i) {
+        const double x = rows[token * kDim + i].ToFloat();
+        const double code = CodeAt(block, format.KeyCode(token, i));
+        const double error = x - code * meta.scale - meta.min;
+        in_metric += weights[i] * error * error;
+        along_tilt += weights[i] * x / 8 * error;  // 8: the root of the dim.
+      }
+      sum += in_metric + along_tilt * along_tilt;
+    }
+    return sum;
+  };
+  EXPECT_LT(loss(CodecId::kOscarInt2Tilted), 0.6 * loss(CodecId::kOscarInt2Aware));
 }
 
 TEST(DemoteTest, RefusesNanAndInfinityAndLeavesTheBlock) {

@@ -95,12 +95,15 @@ class Mutator {
                            "key_clip",
                            "value_clip",
                            "key_mean",
+                           "key_moment",
+                           "query_mean",
                            "__metadata__",
                            "num_layers",
                            "oscar-int2",
                            "oscar-int2-aware",
+                           "oscar-int2-tilted",
                            "crumb.profile.v1",
-                           "crumb.statistics.v1"};
+                           "crumb.statistics.v2"};
     const std::string from = words[Below(std::size(words))];
     if (const size_t at = text->find(from); at != std::string::npos) {
       text->replace(at, from.size(), words[Below(std::size(words))]);

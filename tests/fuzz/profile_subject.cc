@@ -24,13 +24,22 @@ void CheckHead(const HeadParameters& head, const Profile& profile) {
   CRUMB_CHECK(AllFinite({head.key_rotation, key_dim * key_dim}), "key rotation not finite");
   CRUMB_CHECK(AllFinite({head.value_rotation, value_dim * value_dim}), "value rotation not finite");
   CRUMB_CHECK(AllFinite({head.key_mean, key_dim}), "key mean not finite");
-  CRUMB_CHECK((head.key_feedback != nullptr) == (profile.codec() == CodecId::kOscarInt2Aware),
+  CRUMB_CHECK((head.key_feedback != nullptr) == (profile.codec() != CodecId::kOscarInt2),
               "feedback does not follow the codec");
   if (head.key_feedback != nullptr) {
     CRUMB_CHECK(AllFinite({head.key_feedback, key_dim * key_dim}), "feedback not finite");
     for (size_t i = 0; i < key_dim; ++i) {
       CRUMB_CHECK(head.key_feedback[i * key_dim + i] > 0, "feedback's diagonal not positive");
     }
+  }
+  const bool is_tilted = profile.codec() == CodecId::kOscarInt2Tilted;
+  CRUMB_CHECK(
+      (head.key_metric != nullptr) == is_tilted && (head.query_mean != nullptr) == is_tilted,
+      "the metric does not follow the codec");
+  if (is_tilted) {
+    CRUMB_CHECK(AllFinite({head.query_rotation, key_dim * key_dim}), "query rotation not finite");
+    CRUMB_CHECK(AllFinite({head.key_metric, key_dim * key_dim}), "metric not finite");
+    CRUMB_CHECK(AllFinite({head.query_mean, key_dim}), "query mean not finite");
   }
   CRUMB_CHECK(head.key_clip <= 1 && head.value_clip <= 1, "clip ratio above 1");
 }
@@ -117,8 +126,9 @@ Statistics TinyStatistics() {
   for (size_t i = 0; i < 32; ++i) {
     statistics.query_moment[i * 33] = 1;
   }
-  statistics.value_covariance = statistics.query_moment;
+  statistics.value_covariance = statistics.key_moment = statistics.query_moment;
   statistics.key_mean.resize(32);
+  statistics.query_mean.resize(32);
   return statistics;
 }
 
@@ -128,6 +138,7 @@ std::vector<FuzzSeed> FuzzSeeds() {
   return {{"tiny", *Profile::Serialize(TinyParts())},
           {"nearest", *Profile::Serialize(SmallParts(CodecId::kOscarInt2))},
           {"aware", *Profile::Serialize(SmallParts(CodecId::kOscarInt2Aware, false))},
+          {"tilted", *Profile::Serialize(SmallParts(CodecId::kOscarInt2Tilted))},
           {"statistics", *Statistics::Serialize(TinyStatistics())}};
 }
 

@@ -143,6 +143,53 @@ TEST(FitProfileTest, RotationsSpreadWhatTheyWereFittedTo) {
   EXPECT_GT(spread(std::span(per_layer.key_rotation).subspan(size, size), head3), 0.1);
 }
 
+// (k - mu) A . q B = (k - mu) . q, and a page's keys come back as the model's.
+TEST(FitProfileTest, ScaledKeysKeepTheirScoresAndTheirWayBack) {
+  const auto profile = ProfileOf(Fit({.codec = CodecId::kOscarInt2Tilted}));
+  const HeadParameters& head = profile->head(1, 1);
+  ASSERT_NE(head.query_rotation, nullptr);
+  std::vector<float> key(kDim);
+  std::vector<float> query(kDim);
+  double score = 0;
+  for (size_t i = 0; i < kDim; ++i) {
+    key[i] = head.key_mean[i] + std::sin(static_cast<float>(i));
+    query[i] = std::cos(static_cast<float>(3 * i));
+    score += double{key[i] - head.key_mean[i]} * query[i];
+  }
+  std::vector<BFloat16> stored(kDim);
+  std::vector<float> read(kDim);
+  RotateKeys(head, key, stored);
+  RotateQueries(head, query, read);
+  double stored_score = 0;
+  for (size_t i = 0; i < kDim; ++i) {
+    stored_score += double{stored[i].ToFloat()} * double{read[i]};
+  }
+  EXPECT_NEAR(stored_score, score, 0.03);
+  bool is_scaled = false;
+  for (size_t i = 0; i < kDim * kDim; ++i) {
+    is_scaled |= std::abs(head.query_rotation[i] - head.key_rotation[i]) > 0.05F;
+  }
+  EXPECT_TRUE(is_scaled);
+}
+
+TEST(FitProfileTest, KeysThatAreAllAlikeAreNotScaledAndWarnedOf) {
+  Statistics statistics = ModelStatistics();
+  for (size_t i = 0; i < kDim * kDim; ++i) {
+    statistics.key_moment[i] = statistics.key_mean[i / kDim] * statistics.key_mean[i % kDim];
+  }
+  const auto fitted = FitProfile(statistics, {.codec = CodecId::kOscarInt2Tilted});
+  ASSERT_TRUE(fitted.ok()) << fitted.status();
+  ASSERT_THAT(fitted->warnings, SizeIs(1));
+  EXPECT_THAT(fitted->warnings[0], HasSubstr("layer 0, KV head 0: all keys were alike"));
+  EXPECT_NE(ProfileOf(fitted->parts), nullptr);
+}
+
+TEST(FitProfileTest, HeadsCannotShareAScaledRotation) {
+  EXPECT_THAT(ErrorOf(ModelStatistics(), {.codec = CodecId::kOscarInt2Tilted,
+                                          .key_rotation = RotationKind::kPerLayer}),
+              HasSubstr("per-head or hadamard"));
+}
+
 TEST(FitProfileTest, OptionsOutOfRangeAreNamed) {
   const Statistics& good = ModelStatistics();
   EXPECT_THAT(ErrorOf(good, {.key_clip = 1.5F}), AllOf(HasSubstr("key_clip is 1.5")));
@@ -245,6 +292,11 @@ TEST(FitProfileTest, EachPartOfTheRecipeLowersWhatAttentionLoses) {
   EXPECT_LT(per_head, 1.1 * hadamard);
   EXPECT_LT(aware, 0.5 * per_head);
   EXPECT_LT(shifted, 0.9 * aware);
+  const double scaled = LossOf(Fit({.codec = CodecId::kOscarInt2Tilted}));
+  const double scaled_hadamard =
+      LossOf(Fit({.codec = CodecId::kOscarInt2Tilted, .key_rotation = RotationKind::kHadamard}));
+  EXPECT_LT(scaled, 0.9 * shifted);
+  EXPECT_LT(scaled_hadamard, 0.9 * shifted);
 }
 
 }  // namespace

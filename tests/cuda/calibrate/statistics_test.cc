@@ -110,6 +110,24 @@ struct Formula {
     }
     return sum / static_cast<double>(num_tokens - 64);
   }
+
+  double KeyMoment(size_t kv_head, size_t i, size_t j) const {
+    double sum = 0;
+    for (size_t token = 64; token < num_tokens; ++token) {
+      sum += Key(token, kv_head, i) * Key(token, kv_head, j);
+    }
+    return sum / static_cast<double>(num_tokens - 64);
+  }
+
+  double QueryMean(size_t kv_head, size_t channel) const {
+    double sum = 0;
+    for (size_t head = 3 * kv_head; head < 3 * kv_head + 3; ++head) {
+      for (size_t token = 256; token < num_tokens; ++token) {
+        sum += Query(token, head, channel);
+      }
+    }
+    return sum / (3 * static_cast<double>(num_tokens - 256));
+  }
 };
 
 TEST(StatisticsCollectorTest, OneTextGivesTheDefinitions) {
@@ -129,8 +147,11 @@ TEST(StatisticsCollectorTest, OneTextGivesTheDefinitions) {
     const std::vector<double> weights = formula.Weights(head);
     for (size_t i = 0; i < 32; ++i) {
       EXPECT_NEAR(statistics.key_mean[block * 32 + i], formula.Mean(head, i), 1e-12);
+      EXPECT_NEAR(statistics.query_mean[block * 32 + i], formula.QueryMean(head, i), 1e-12);
       for (size_t j = 0; j < 32; ++j) {
         ASSERT_NEAR(statistics.query_moment[(block * 32 + i) * 32 + j], formula.Moment(head, i, j),
+                    1e-10);
+        ASSERT_NEAR(statistics.key_moment[(block * 32 + i) * 32 + j], formula.KeyMoment(head, i, j),
                     1e-10);
         ASSERT_NEAR(statistics.value_covariance[(block * 64 + i) * 64 + j + 32],
                     formula.Covariance(weights, head, i, j + 32), 1e-10);
@@ -153,7 +174,8 @@ TEST(StatisticsCollectorTest, TextsCountAlikeWhateverTheirLength) {
   EXPECT_EQ(mean.num_texts, 2U);
   EXPECT_EQ(mean.num_tokens, 800U);
   for (std::vector<double> Statistics::*member :
-       {&Statistics::query_moment, &Statistics::value_covariance, &Statistics::key_mean}) {
+       {&Statistics::query_moment, &Statistics::query_mean, &Statistics::value_covariance,
+        &Statistics::key_mean, &Statistics::key_moment}) {
     for (size_t i = 0; i < (mean.*member).size(); ++i) {
       ASSERT_NEAR((mean.*member)[i], ((a.*member)[i] + (b.*member)[i]) / 2, 1e-12);
     }
@@ -253,6 +275,8 @@ TEST(StatisticsFileTest, WhatWasWrittenIsRead) {
   EXPECT_EQ(read->query_moment, statistics.query_moment);
   EXPECT_EQ(read->value_covariance, statistics.value_covariance);
   EXPECT_EQ(read->key_mean, statistics.key_mean);
+  EXPECT_EQ(read->key_moment, statistics.key_moment);
+  EXPECT_EQ(read->query_mean, statistics.query_mean);
 }
 
 TEST(StatisticsFileTest, EachBadFieldIsNamed) {
@@ -260,7 +284,7 @@ TEST(StatisticsFileTest, EachBadFieldIsNamed) {
   const auto replaced = [&](const char* from, const char* to) {
     return ErrorOf(SplitFile::Of(good).Replace(from, to).Join());
   };
-  EXPECT_THAT(replaced("crumb.statistics.v1", "crumb.profile.v1"),
+  EXPECT_THAT(replaced("crumb.statistics.v2", "crumb.profile.v1"),
               AllOf(HasSubstr("'format'"), HasSubstr("crumb.profile.v1")));
   EXPECT_THAT(replaced("\"num_texts\":\"1\"", "\"num_texts\":\"0\""),
               HasSubstr("'num_texts' is 0"));
@@ -271,6 +295,8 @@ TEST(StatisticsFileTest, EachBadFieldIsNamed) {
   EXPECT_THAT(replaced("\"num_layers\":\"2\"", "\"num_layers\":\"3\""),
               AllOf(HasSubstr("'query_moment'"), HasSubstr("[3, 2, 32, 32]")));
   EXPECT_THAT(replaced("\"key_mean\"", "\"key_mode\""), HasSubstr("'key_mean' is missing"));
+  EXPECT_THAT(replaced("\"key_moment\"", "\"key_memont\""), HasSubstr("'key_moment' is missing"));
+  EXPECT_THAT(replaced("\"query_mean\"", "\"query_mode\""), HasSubstr("'query_mean' is missing"));
 }
 
 TEST(StatisticsFileTest, EachBadValueIsNamed) {

@@ -68,7 +68,7 @@ ProfileParts SmallParts(CodecId codec, bool per_head) {
   parts.value_rotation = Rotations(num_rotations, 64, &random);
   parts.key_clip = {0.96F, 0.95F, 0.94F, 0.93F};
   parts.value_clip = {0.92F, 0.91F, 0.90F, 0.0F};
-  if (codec == CodecId::kOscarInt2Aware) {
+  if (codec != CodecId::kOscarInt2) {
     parts.key_mean.resize(size_t{4} * 32);
     for (float& x : parts.key_mean) {
       x = uniform(random);
@@ -77,6 +77,22 @@ ProfileParts SmallParts(CodecId codec, bool per_head) {
     for (size_t i = 0; i < parts.key_feedback.size(); ++i) {
       const size_t row = i / 32 % 32;
       parts.key_feedback[i] = i % 32 >= row ? uniform(random) : 0.0F;
+    }
+  }
+  if (codec == CodecId::kOscarInt2Tilted) {
+    parts.query_rotation = parts.key_rotation;
+    for (size_t i = 0; i < parts.key_rotation.size(); ++i) {  // A power of two, so exactly inverse.
+      const size_t row = i / 32 % 32;
+      parts.key_rotation[i] *= row % 2 == 0 ? 2.0F : 0.5F;
+      parts.query_rotation[i] *= row % 2 == 0 ? 0.5F : 2.0F;
+    }
+    parts.key_metric.resize(size_t{4} * 32 * 32);
+    for (size_t i = 0; i < parts.key_metric.size(); ++i) {
+      parts.key_metric[i] = i / 32 % 32 == i % 32 ? uniform(random) : 0.125F;
+    }
+    parts.query_mean.resize(size_t{4} * 32);
+    for (float& x : parts.query_mean) {
+      x = uniform(random);
     }
   }
   return parts;

@@ -88,6 +88,45 @@ TEST(ProfileCodecTest, AwareKeysHaveAMeanAndAFeedbackFactor) {
   }
 }
 
+TEST(ProfileCodecTest, TiltedKeysHaveAMetricAndQueriesOfTheirOwn) {
+  const ProfileParts parts = SmallParts(CodecId::kOscarInt2Tilted);
+  const auto profile = Profile::Parse(FileOf(parts));
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  for (uint32_t index = 0; index < 4; ++index) {
+    const HeadParameters& head = (*profile)->head(index / 2, index % 2);
+    EXPECT_THAT(std::span(head.query_rotation, kKeyDim * kKeyDim),
+                ElementsAreArray(Matrix(parts.query_rotation, index, kKeyDim)));
+    EXPECT_THAT(std::span(head.key_metric, kKeyDim * kKeyDim),
+                ElementsAreArray(Matrix(parts.key_metric, index, kKeyDim)));
+    EXPECT_THAT(std::span(head.query_mean, kKeyDim),
+                ElementsAreArray(std::span(parts.query_mean).subspan(index * kKeyDim, kKeyDim)));
+  }
+}
+
+TEST(ProfileCodecTest, WhatTiltedKeysNeedIsCheckedByName) {
+  const auto spoil = [](auto what) {
+    ProfileParts parts = SmallParts(CodecId::kOscarInt2Tilted);
+    what(&parts);
+    return ErrorOf(parts);
+  };
+  EXPECT_THAT(spoil([](ProfileParts* p) { p->query_rotation[1024 * 3 + 1] += 0.1F; }),
+              AllOf(HasSubstr("'key_rotation.1[1]'"), HasSubstr("not inverse"),
+                    HasSubstr("at most 0.001")));
+  EXPECT_THAT(spoil([](ProfileParts* p) { p->query_rotation.clear(); }),
+              HasSubstr("'query_rotation.0' is missing"));
+  EXPECT_THAT(spoil([](ProfileParts* p) { p->query_mean.clear(); }),
+              HasSubstr("'query_mean' is missing"));
+  EXPECT_THAT(spoil([](ProfileParts* p) { p->key_metric.clear(); }),
+              HasSubstr("'key_metric.0' is missing"));
+  EXPECT_THAT(spoil([](ProfileParts* p) { p->key_metric[1024 + 1] += 1; }),
+              AllOf(HasSubstr("'key_metric.0[1]' is not symmetric"), HasSubstr("(1, 0)")));
+  EXPECT_THAT(spoil([](ProfileParts* p) { p->key_metric[1024 * 2] = 0; }),
+              AllOf(HasSubstr("'key_metric.1[0]'"), HasSubstr("must be positive")));
+  ProfileParts aware = SmallParts(CodecId::kOscarInt2Tilted);
+  aware.codec = CodecId::kOscarInt2Aware;
+  EXPECT_THAT(ErrorOf(aware), HasSubstr("not orthogonal"));
+}
+
 TEST(ProfileCodecTest, KeysRoundedToNearestHaveNoFactorAndAMeanOfZero) {
   const auto profile = Profile::Parse(FileOf(SmallParts(CodecId::kOscarInt2)));
   ASSERT_TRUE(profile.ok()) << profile.status();
@@ -96,7 +135,8 @@ TEST(ProfileCodecTest, KeysRoundedToNearestHaveNoFactorAndAMeanOfZero) {
 }
 
 TEST(ProfileCodecTest, NamesAreThoseOfTheFile) {
-  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+  for (const CodecId codec :
+       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
     EXPECT_EQ(CodecFromName(CodecName(codec)), codec);
   }
   EXPECT_EQ(CodecFromName("oscar"), std::nullopt);
@@ -106,7 +146,8 @@ TEST_P(ProfileTest, MatricesLieOnCacheLines) {
   const auto profile = Profile::Parse(FileOf(SmallParts(GetParam())));
   ASSERT_TRUE(profile.ok());
   const HeadParameters& head = (*profile)->head(1, 1);
-  for (const float* matrix : {head.key_rotation, head.value_rotation, head.key_feedback}) {
+  for (const float* matrix : {head.key_rotation, head.value_rotation, head.key_feedback,
+                              head.query_rotation, head.key_metric, head.query_mean}) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(matrix) % 64, 0U);  // Null is: no factor.
   }
 }
@@ -150,10 +191,13 @@ TEST_P(ProfileTest, AByteMoreIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(Codecs,
                          ProfileTest,
-                         testing::Values(CodecId::kOscarInt2, CodecId::kOscarInt2Aware),
+                         testing::Values(CodecId::kOscarInt2,
+                                         CodecId::kOscarInt2Aware,
+                                         CodecId::kOscarInt2Tilted),
                          [](const auto& instance) {
-                           return instance.param == CodecId::kOscarInt2 ? "OscarInt2"
-                                                                        : "OscarInt2Aware";
+                           return instance.param == CodecId::kOscarInt2        ? "OscarInt2"
+                                  : instance.param == CodecId::kOscarInt2Aware ? "OscarInt2Aware"
+                                                                               : "OscarInt2Tilted";
                          });
 
 TEST(ProfileIdTest, IsTheHashOfTheFile) {

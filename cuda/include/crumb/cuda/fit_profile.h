@@ -7,6 +7,8 @@
 // the diagonal of R^T C R is constant; and a permutation that puts the channels of large and small
 // eigenvalues side by side in bit-reversed order. Keys are rotated by the query moment's basis,
 // since it says which directions of a key matter; values by their weighted covariance's.
+// oscar-int2-tilted also scales keys by the root of their own covariance's root before they are
+// rotated (see docs/design/codec.md), and queries by the inverse.
 //
 // All linear algebra is in double; a profile holds the result in float. Thread-safe.
 #pragma once
@@ -32,11 +34,11 @@ struct FitOptions {
   RotationKind key_rotation = RotationKind::kPerHead;
   RotationKind value_rotation = RotationKind::kPerHead;
   Windows windows = {};
-  // Clip ratios, <= 0: off. That of keys serves oscar-int2; oscar-int2-aware searches each row's
-  // range itself. The published constants.
+  // Clip ratios, <= 0: off. That of keys serves oscar-int2; the others search each row's range
+  // themselves. The published constants.
   float key_clip = 0.96F;
   float value_clip = 0.92F;
-  // Whether keys are shifted by their mean; oscar-int2-aware only.
+  // Whether keys are shifted by their mean; not under oscar-int2.
   bool shift_keys = true;
   // Added to the diagonal of the rotated query moment, in units of its mean, before it is inverted:
   // how far the metric of a few thousand tokens is believed.

@@ -8,9 +8,13 @@
 //              key_dim, value_dim, page_tokens (64), sink_tokens, recent_tokens
 //   key_rotation.{layer}     F32 [dk,dk] for all heads of the layer, or [H,dk,dk]. Orthogonal; row
 //   value_rotation.{layer}   F32 [dv,dv] or [H,dv,dv]            vectors: rotated = row * rotation
+//   query_rotation.{layer}   as key_rotation; codec oscar-int2-tilted only, where key_rotation also
+//                            scales: key_rotation * query_rotation^T is the identity
 //   key_mean                 F32 [L,H,dk], optional (absent: zeros). Subtracted before rotation.
 //   key_feedback.{layer}     F32 [H,dk,dk] upper triangular, positive diagonal; codec
-//                            oscar-int2-aware only: the Cholesky factor of the inverse metric
+//                            not of oscar-int2: the Cholesky factor of the inverse metric
+//   key_metric.{layer}       F32 [H,dk,dk], symmetric: the metric; codec oscar-int2-tilted only
+//   query_mean               F32 [L,H,dk], the mean query, rotated; codec oscar-int2-tilted only
 //   key_clip, value_clip     F32 [L,H]: clip ratio, <= 0 is off, at most 1
 #pragma once
 
@@ -36,6 +40,9 @@ namespace crumb {
 enum class CodecId : uint8_t {
   kOscarInt2 = 1,       // "oscar-int2": as published, every element rounded to nearest.
   kOscarInt2Aware = 2,  // "oscar-int2-aware": K rounded with error feedback and a range search.
+  // "oscar-int2-tilted": so too, K scaled by its scatter and its ranges refitted for the queries
+  // that attend to the row.
+  kOscarInt2Tilted = 3,
 };
 std::string_view CodecName(CodecId codec);
 std::optional<CodecId> CodecFromName(std::string_view name);
@@ -46,24 +53,30 @@ struct HeadParameters {
   uint32_t value_dim = 0;
   CodecId codec = CodecId::kOscarInt2;
   const float* key_rotation = nullptr;    // [key_dim, key_dim] f32, row-major.
+  const float* query_rotation = nullptr;  // The same, of queries; null: as keys.
   const float* value_rotation = nullptr;  // [value_dim, value_dim] f32, row-major.
   const float* key_mean = nullptr;        // [key_dim] f32, unrotated; never null (zeros if unused).
   const float* key_feedback = nullptr;    // [key_dim, key_dim] f32 upper triangular; null without.
+  const float* key_metric = nullptr;      // [key_dim, key_dim] f32 symmetric; null unless tilted.
+  const float* query_mean = nullptr;      // [key_dim] f32, rotated; null unless tilted.
   float key_clip = 0;                     // Clip ratio; <= 0: none.
   float value_clip = 0;
 };
 
 // The parts of a profile, to make one from (calibration, tests). Shapes as in the file, always per
-// KV head; empty key_mean or key_feedback means absent.
+// KV head; empty key_mean, or what is of other codecs, means absent.
 struct ProfileParts {
   std::string model;
   Geometry geometry;
   CodecId codec = CodecId::kOscarInt2Aware;
   Windows windows;
   std::vector<float> key_rotation;    // [L, H or 1, dk, dk]
+  std::vector<float> query_rotation;  // [L, H or 1, dk, dk] or empty
   std::vector<float> value_rotation;  // [L, H or 1, dv, dv]
   std::vector<float> key_mean;        // [L, H, dk] or empty
   std::vector<float> key_feedback;    // [L, H, dk, dk] or empty
+  std::vector<float> key_metric;      // [L, H, dk, dk] or empty
+  std::vector<float> query_mean;      // [L, H, dk] or empty
   std::vector<float> key_clip;        // [L, H]
   std::vector<float> value_clip;      // [L, H]
 };
@@ -76,7 +89,8 @@ class Profile {
   //
   // Reads a profile. Never trusts a length: INVALID_ARGUMENT names the tensor, its shape and what
   // was expected for a malformed, truncated, oversized or non-finite file, a rotation that is not
-  // orthogonal to 1e-3, another format, codec or page size. NOT_FOUND: no such file.
+  // orthogonal to 1e-3 (or not inverse to the queries'), another format, codec or page size.
+  // NOT_FOUND: no such file.
   static absl::StatusOr<std::shared_ptr<const Profile>> Load(const std::filesystem::path& path);
   static absl::StatusOr<std::shared_ptr<const Profile>> Parse(std::vector<std::byte> file);
   // The file that holds these parts, after the same checks. Deterministic: equal parts, equal

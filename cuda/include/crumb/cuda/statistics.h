@@ -7,13 +7,15 @@
 // not outweigh a short one):
 //   query moment       E[q q^T] over all query heads that share the KV head, positions from
 //                      kFirstQueryToken on: what an error of a key is measured by
+//   query mean         E[q] of the same queries
 //   value covariance   E[w v v^T] with w = k M k^T, M the text's query moment, scaled to a mean of
 //                      one: values, weighted by how much attention their keys can get
 //   key mean           E[k], positions from kFirstKeyToken on
+//   key moment         E[k k^T] of the same keys: with the mean, their scatter
 // Queries and keys are as attention sees them, after RoPE and any normalisation.
 //
-// File: safetensors with metadata format = "crumb.statistics.v1", model, num_layers, num_kv_heads,
-// num_query_heads, key_dim, value_dim, num_texts, num_tokens, and the three F64 tensors below.
+// File: safetensors with metadata format = "crumb.statistics.v2", model, num_layers, num_kv_heads,
+// num_query_heads, key_dim, value_dim, num_texts, num_tokens, and the five F64 tensors below.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +46,10 @@ struct Statistics {
   uint64_t num_texts = 0;
   uint64_t num_tokens = 0;               // Over all texts.
   std::vector<double> query_moment;      // [L, H, dk, dk]
+  std::vector<double> query_mean;        // [L, H, dk]
   std::vector<double> value_covariance;  // [L, H, dv, dv]
   std::vector<double> key_mean;          // [L, H, dk]
+  std::vector<double> key_moment;        // [L, H, dk, dk]
 
   // INVALID_ARGUMENT names the field or tensor, its shape and the limit: malformed or truncated
   // file, another format, impossible geometry, NaN or infinity, a matrix that is not symmetric or
