@@ -37,6 +37,12 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
                      " of V; the GPU has kernels for 64, 128 and 256, the same for both: use the "
                      "CPU's codec for others"));
   }
+  if (heads[0].codec == CodecId::kOscarInt2Tilted) {
+    return absl::UnimplementedError(
+        "codec oscar-int2-tilted has no demotion on the GPU; demote on the CPU, or fit a profile "
+        "of "
+        "oscar-int2-aware");
+  }
   CRUMB_RETURN_IF_ERROR(CurrentGpu().status());
   const bool is_aware = heads[0].codec == CodecId::kOscarInt2Aware;
   const size_t record_bytes = gpu::HeadRecord{dim, is_aware}.bytes();

@@ -35,8 +35,8 @@ struct DeviceHeads {
 class DeviceProfile {
  public:
   // Uploads to the current device and waits for it. UNIMPLEMENTED: K and V of different head_dim,
-  // or one that is not 64, 128 or 256. RESOURCE_EXHAUSTED: no device memory, with the bytes needed.
-  // Else as CurrentGpu.
+  // or one that is not 64, 128 or 256, or codec oscar-int2-tilted. RESOURCE_EXHAUSTED: no device
+  // memory, with the bytes needed. Else as CurrentGpu.
   static absl::StatusOr<std::unique_ptr<DeviceProfile>> Create(const Profile& profile);
   // The same from parts: `heads` is [num_layers, num_kv_heads], all of one codec.
   static absl::StatusOr<std::unique_ptr<DeviceProfile>> Create(
