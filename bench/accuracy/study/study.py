@@ -5,7 +5,8 @@
     study.py --model FILE.gguf --tokens NPZ --out results.json [--device cuda] [--texts 8] [--tokens-per-text 4096]
              [--budget SECONDS] [--only WORD,WORD]
 
-Statistics come from the first 8 texts of the archive's key `calib`; choices per head are made on its texts 8 and 9;
+Statistics come from the first 8 texts of the archive's key `calib`; choices per head are made on its texts 8 to 11,
+on which `held` is a gap as well;
 perplexity is over the texts of `eval`, positions 1,024 and later, with a sink of 64 and a recent window of 256 tokens
 in BF16. Each result is printed and written as soon as it is there. Not the product: see docs/design/codec.md for that.
 """
