@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // First touch, in bulk. A page fault for each 4 KiB of new shared memory costs more than copying
-// them; asking for a whole range costs about half of that (160 ms of system time for 214 MB by
-// faults, 90 so; publish_bench, an EPYC), and the answer is a status where memory runs out.
+// them. Where Linux can, fresh memory comes in huge pages of 2 MiB instead, whatever the machine's
+// setting for shared memory is: a tenth of the time of small ones (9 ms of processor time for
+// 176 MiB instead of 87, an EPYC), and everyone who reads the memory later is faster, a process
+// that copies it from ours by cma three times. Else the range is asked for at once, which costs
+// half of the faults; either way the answer is a status where memory runs out.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +16,20 @@
 
 namespace crumb {
 
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
+
 // Memory of a memfd that nothing was ever written to.
 struct FreshMemory {
   int memfd = -1;       // -1: not fresh. Its owner's; valid as long as the memory is.
   uint64_t offset = 0;  // In the file.
+  // Where all of the file is mapped, if huge pages may be used: any part of it may get its memory
+  // earlier then, up to the next bounds of huge pages. Empty: exactly the range gets it.
+  std::span<std::byte> mapping = {};
 };
 
 // Has the system give the memory that `bytes` maps. RESOURCE_EXHAUSTED: it has none. OK where it
-// knows no such thing: the first writes do it then. No-op for memory that is not fresh. Blocking;
-// Thread-safe.
+// knows no such thing: the first writes do it then. No-op for memory that is not fresh. What others
+// have written nearby stays. Blocking; Thread-safe.
 absl::Status Populate(const FreshMemory& fresh, std::span<std::byte> bytes);
 
 }  // namespace crumb

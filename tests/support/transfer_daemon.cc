@@ -33,6 +33,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "daemon/store/page_store.h"
+#include "daemon/tier/populate.h"
 #include "daemon/transfer/session_table.h"
 #include "daemon/transfer/ucx_server.h"
 #include "proto/base/check.h"
@@ -198,6 +199,7 @@ class Daemon {
     {
       const WriteGuard guard = Must(store_->BeginWrite(publisher_, plan.id));
       for (const WritableBlock& block : guard.blocks()) {
+        CRUMB_CHECK(Populate(block.fresh, block.bytes).ok(), "memory for a page");
         FillPage(block.bytes, geometry_, salt, block.key.page.value(), block.key.encoding);
         const auto checksums =
             HeadChecksums(geometry_, block.key.encoding, ~uint64_t{0}, block.bytes);

@@ -68,6 +68,39 @@ TEST_F(PopulateTest, WrittenBytesStay) {
   EXPECT_EQ(memory_[kPage - 1], std::byte{7});
 }
 
+// Whether or not the system gives huge pages: what is told of the range holds, and its neighbours'
+// bytes stay.
+TEST_F(PopulateTest, HugePagesTakeNothingFromTheNeighbours) {
+  constexpr size_t kFileBytes = 3 * kHugePageBytes + 5 * kPage;
+  const UniqueFd memfd(memfd_create("populate", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(memfd.get(), static_cast<off_t>(kFileBytes)), 0);
+  // Mapped at the start of a huge page, as a chunk is.
+  void* reserved = mmap(nullptr, kFileBytes + kHugePageBytes, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(reserved, MAP_FAILED);
+  auto* aligned = static_cast<std::byte*>(reserved);
+  aligned += -reinterpret_cast<uintptr_t>(aligned) % kHugePageBytes;
+  ASSERT_EQ(
+      mmap(aligned, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd.get(), 0),
+      aligned);
+  const std::span<std::byte> mapping(aligned, kFileBytes);
+  mapping[kPage] = std::byte{1};
+  mapping[kHugePageBytes + 7] = std::byte{2};
+  mapping[kFileBytes - 1] = std::byte{3};
+  const size_t begin = kHugePageBytes - 3 * kPage;
+  const size_t length = kFileBytes - begin - kPage;  // Over both bounds, into the part at the end.
+  ASSERT_EQ(Populate({memfd.get(), begin, mapping}, mapping.subspan(begin, length)),
+            absl::OkStatus());
+  std::vector<unsigned char> resident(length / kPage);
+  ASSERT_EQ(mincore(&mapping[begin], length, resident.data()), 0);
+  EXPECT_TRUE(std::ranges::all_of(resident, [](unsigned char page) { return (page & 1) != 0; }));
+  EXPECT_EQ(mapping[kPage], std::byte{1});
+  EXPECT_EQ(mapping[kHugePageBytes + 7], std::byte{2});
+  EXPECT_EQ(mapping[kFileBytes - 1], std::byte{3});
+  EXPECT_EQ(mapping[kHugePageBytes + 8], std::byte{0});
+  munmap(reserved, kFileBytes + kHugePageBytes);
+}
+
 TEST_F(PopulateTest, NoOpForMemoryThatIsNotFresh) {
   ASSERT_EQ(Populate({}, {memory_, kBytes}), absl::OkStatus());
   EXPECT_EQ(AllocatedBytes(), 0u);
