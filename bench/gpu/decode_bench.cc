@@ -55,8 +55,8 @@ void Tune() {
     int warps;
     int stages;
   };
-  const std::vector<Cut> cuts = {{1, 8, 5}, {1, 8, 3}, {1, 12, 3}, {1, 16, 2}, {2, 8, 2}, {2, 4, 5},
-                                 {2, 4, 3}, {2, 6, 3}, {3, 4, 3},  {4, 4, 2},  {1, 4, 8}};
+  const std::vector<Cut> cuts = {{1, 8, 2},  {1, 8, 5}, {1, 12, 3}, {1, 16, 1},
+                                 {1, 16, 2}, {1, 8, 3}, {2, 8, 2},  {1, 10, 2}};
   for (const NamedShape& shape : kShapes) {
     for (const uint32_t window : {0u, 384u}) {
       const DecodeBatch batch({.num_sequences = shape.num_sequences,

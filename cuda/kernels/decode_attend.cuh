@@ -115,7 +115,10 @@ struct RowMeta {
     for (int i = 1; i < 8; ++i) {
       largest = __hmax2(largest, reinterpret_cast<const __half2&>(words[i]));
     }
-    return MaxOfHead(__low2float(largest));
+    // Not negative, so that halves are in the order of their bits.
+    const uint32_t bits = reinterpret_cast<const uint32_t&>(largest) & 0xffffu;
+    const uint32_t of_page = __reduce_max_sync(kFullWarp, bits);
+    return __low2float(reinterpret_cast<const __half2&>(of_page));
   }
 };
 

@@ -31,47 +31,52 @@ struct QueryFragments {
   float sum[kTiles * kHeadsOfTile];
 };
 
-// Four consecutive channels of a query, as floats.
-__device__ __forceinline__ float4 LoadQuery4(const void* queries, size_t index, ElementType type) {
-  const uint2 raw =
-      *reinterpret_cast<const uint2*>(static_cast<const std::byte*>(queries) + index * 2);
-  float2 low;
-  float2 high;
-  if (type == ElementType::kBf16) {
-    low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x));
-    high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
-  } else {
-    low = __half22float2(reinterpret_cast<const __half2&>(raw.x));
-    high = __half22float2(reinterpret_cast<const __half2&>(raw.y));
+// A lane's part of a query as it is in memory: four consecutive channels a chunk.
+template <int kHeadDim>
+struct RawQuery {
+  static constexpr int kChunks = kHeadDim / 4;
+  static constexpr int kChunksOfLane = (kChunks + 31) / 32;
+  uint2 chunks[kChunksOfLane];
+
+  // Starts to load the query of this row, or takes zeros.
+  __device__ __forceinline__ void Load(const void* queries, size_t row, bool is_there, int lane) {
+    const auto* source = static_cast<const uint2*>(queries) + row * kChunks;
+#pragma unroll
+    for (int i = 0; i < kChunksOfLane; ++i) {
+      const int chunk = lane + 32 * i;
+      chunks[i] = is_there && chunk < kChunks ? source[chunk] : make_uint2(0, 0);
+    }
   }
-  return make_float4(low.x, low.y, high.x, high.y);
-}
+  __device__ __forceinline__ float4 Get(int i, ElementType type) const {
+    const uint2 raw = chunks[i];
+    const bool is_bf16 = type == ElementType::kBf16;
+    const float2 low = is_bf16 ? __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x))
+                               : __half22float2(reinterpret_cast<const __half2&>(raw.x));
+    const float2 high = is_bf16 ? __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y))
+                                : __half22float2(reinterpret_cast<const __half2&>(raw.y));
+    return make_float4(low.x, low.y, high.x, high.y);
+  }
+};
 
 __device__ __forceinline__ uint32_t PackBf16(__nv_bfloat16 low, __nv_bfloat16 high) {
   const __nv_bfloat162 pair(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// By one warp, for head `head` of the KV head's `group`; heads from `group` on become zeros.
-// `row` is the query's row among all of the batch.
+// By one warp, for head `head` of a pass; a head that is not there comes as zeros.
 template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void PrepareQuery(const SplitDecodeParams& params,
-                                             size_t row,
+                                             const RawQuery<kHeadDim>& raw,
                                              int head,
-                                             bool is_there,
                                              int lane,
                                              QueryFragments<kHeadDim, kTiles>& fragments) {
-  constexpr int kChunks = kHeadDim / 4;
-  constexpr int kChunksOfLane = (kChunks + 31) / 32;
+  constexpr int kChunks = RawQuery<kHeadDim>::kChunks;
+  constexpr int kChunksOfLane = RawQuery<kHeadDim>::kChunksOfLane;
   float4 values[kChunksOfLane];
   float largest = 0;
 #pragma unroll
   for (int i = 0; i < kChunksOfLane; ++i) {
-    const int chunk = lane + 32 * i;
-    values[i] = make_float4(0, 0, 0, 0);
-    if (is_there && chunk < kChunks) {
-      values[i] = LoadQuery4(params.queries, row * kHeadDim + chunk * 4, params.query_type);
-    }
+    values[i] = raw.Get(i, params.query_type);
     largest = fmaxf(fmaxf(largest, fmaxf(fabsf(values[i].x), fabsf(values[i].y))),
                     fmaxf(fabsf(values[i].z), fabsf(values[i].w)));
   }

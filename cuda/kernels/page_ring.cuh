@@ -29,12 +29,17 @@ struct StageLayout {
   static_assert(kBytes % 128 == 0, "stages must keep the alignment of the copy engine");
 };
 
-// Where a unit's bytes come from. `base` is as loaded from a page table, and not looked at before
-// the copy: the load may still be on its way.
+// Where a unit's bytes come from; null: a page that is not there.
 struct Fill {
-  const std::byte* base = nullptr;
-  uint64_t offset = 0;
+  const std::byte* source = nullptr;
   int rows = kRowsOfNothing;
+};
+
+// A stage's barrier, and what the stage holds: Fill::rows.
+struct StageState {
+  uint64_t barrier;
+  int rows;
+  int padding;
 };
 
 template <int kHeadDim>
@@ -48,35 +53,33 @@ class WarpRing {
       32;
 #endif
 
-  // `stages` 128-byte aligned; `barriers` and `rows` have one entry a stage. All of the warp's own.
-  __device__ WarpRing(std::byte* stages, uint64_t* barriers, int* rows, int num_stages, int lane)
-      : stages_(stages), barriers_(barriers), rows_(rows), num_stages_(num_stages), lane_(lane) {
-    for (int i = lane; i < num_stages; i += 32) {
-      BarrierInit(&barriers[i], kBarrierArrivals);
+  // `stages` 128-byte aligned, `states` one a stage, at most 32. All of the warp's own.
+  __device__ __forceinline__
+  WarpRing(std::byte* stages, StageState* states, int num_stages, int lane)
+      : stages_(stages), states_(states), num_stages_(num_stages), lane_(lane) {
+    if (lane < num_stages) {
+      BarrierInit(&states[lane].barrier, kBarrierArrivals);
     }
     BarrierInitFence();
     __syncwarp();
   }
 
-  // Starts to fill the next stage, which must be free. False: the page was null, and its stage
-  // holds kRowsOfNothing.
-  __device__ __forceinline__ bool Push(const Fill& fill) {
-    std::byte* stage = stages_ + write_ * Layout::kBytes;
-    uint64_t* barrier = &barriers_[write_];
-    const int rows = fill.base == nullptr ? kRowsOfNothing : fill.rows;
-    const std::byte* source = fill.base + fill.offset;
+  // Starts to fill the next stage, which must be free; of a null source, with kRowsOfNothing.
+  __device__ __forceinline__ void Push(const Fill& fill) {
+    const int rows = fill.source == nullptr ? kRowsOfNothing : fill.rows;
+    StageState* state = &states_[write_];
     if (lane_ == 0) {
-      rows_[write_] = rows;
+      state->rows = rows;
     }
-    Copy(stage, source, rows, barrier);
+    Copy(stages_ + write_ * Layout::kBytes, fill.source, rows, &state->barrier);
     write_ = write_ + 1 == num_stages_ ? 0 : write_ + 1;
-    return rows != kRowsOfNothing;
   }
 
   // Waits for the oldest stage and says what is in it.
   __device__ __forceinline__ const std::byte* Front(int* rows) {
-    BarrierWait(&barriers_[read_], parity_);
-    *rows = rows_[read_];
+    StageState* state = &states_[read_];
+    BarrierWait(&state->barrier, parity_);
+    *rows = state->rows;
     return stages_ + read_ * Layout::kBytes;
   }
   // The oldest stage is free again once all lanes are done with it.
@@ -140,8 +143,7 @@ class WarpRing {
 #endif
 
   std::byte* stages_;
-  uint64_t* barriers_;
-  int* rows_;
+  StageState* states_;
   int num_stages_;
   int lane_;
   int write_ = 0;

@@ -38,84 +38,82 @@ struct DecodeShared {
   }
   constexpr size_t fragments() const { return num_slots() * kStageBytes; }
   constexpr size_t merge() const { return fragments() + sizeof(Fragments); }
-  constexpr size_t barriers() const { return merge() + Merge::Bytes(num_warps); }
-  constexpr size_t rows() const { return barriers() + num_slots() * sizeof(uint64_t); }
-  constexpr size_t share() const { return rows() + (num_slots() * sizeof(int) + 15) / 16 * 16; }
+  constexpr size_t states() const { return merge() + Merge::Bytes(num_warps); }
+  constexpr size_t share() const { return states() + num_slots() * sizeof(StageState); }
   constexpr size_t is_last() const { return share() + sizeof(WorkShareStorage); }
   constexpr size_t bytes() const { return is_last() + 16; }
 };
 
-// Fills a warp's ring with its units of the block's share, in order.
+// Fills a warp's ring with its units of the block's share, in order. The warp's lanes look up 32
+// units at a time, so that their loads of the page tables are on their way together.
 template <int kHeadDim>
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const DecodeLaunch& launch,
-                                      const WorkShare& share,
-                                      int warp,
-                                      int num_warps,
-                                      DecodeFindings* findings)
-      : launch_(launch),
-        cursor_(share.start),
-        size_(share.size),
-        unit_(warp),
-        num_warps_(num_warps),
-        findings_(findings) {}
+  __device__ __forceinline__
+  Producer(const DecodeLaunch& launch, const WorkShare& share, int warp, int num_warps, int lane)
+      : launch_(launch), cursor_(share.start), unit_(warp), num_warps_(num_warps), lane_(lane) {
+    size_ = share.size;
+    LookUp();
+  }
 
-  // The first `num_stages` units at once: lane i looks up the page of unit i, so that all loads of
-  // the page table are on their way together. Windows may be written by the work before this
-  // launch, history may not: units of history are not held up by it.
-  __device__ __forceinline__ void FillRing(WarpRing<kHeadDim>& ring, int num_stages, int lane) {
-    Fill mine;
-    PairCursor cursor = cursor_;
-    const int unit_of_lane = unit_ + lane * num_warps_;
-    if (lane < num_stages && unit_of_lane < size_) {
-      mine = cursor.Locate(launch_, unit_of_lane);
-    }
+  // The first units, at most one a stage. Windows may be written by the work before this launch,
+  // history may not: units of history are not held up by it.
+  __device__ __forceinline__ void FillRing(WarpRing<kHeadDim>& ring, int num_stages) {
     for (int i = 0; i < num_stages && unit_ < size_; ++i) {
-      Fill fill;
-      fill.base = reinterpret_cast<const std::byte*>(
-          __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(mine.base), i));
-      fill.offset = __shfl_sync(kFullWarp, static_cast<unsigned long long>(mine.offset), i);
-      fill.rows = __shfl_sync(kFullWarp, mine.rows, i);
+      const Fill fill = Take();
       if (fill.rows != kRowsOfInt2) {
         WaitForEarlierWork();
       }
-      Push(ring, fill, __shfl_sync(kFullWarp, cursor.sequence, i));
+      ring.Push(fill);
     }
-    LookAhead();
   }
 
   // One unit more, if there is one.
   __device__ __forceinline__ void Refill(WarpRing<kHeadDim>& ring) {
     if (unit_ < size_) {
-      Push(ring, next_, cursor_.sequence);
-      LookAhead();
+      ring.Push(Take());
     }
   }
 
  private:
-  __device__ __forceinline__ void Push(WarpRing<kHeadDim>& ring,
-                                       const Fill& fill,
-                                       uint32_t sequence) {
-    if (!ring.Push(fill)) {
-      atomicOr(&findings_->problems, fill.rows == kRowsOfInt2 ? kNullHistoryPage : kNullWindowPage);
-      atomicMax(&findings_->sequence, sequence);
+  // Lane i looks up the i-th of the warp's next 32 units.
+  __device__ __forceinline__ void LookUp() {
+    const int unit = unit_ + lane_ * num_warps_;
+    found_ = {};
+    if (unit < size_) {
+      found_ = cursor_.Locate(launch_, unit);
+      if (found_.source == nullptr) {
+        ReportNullPage();
+      }
     }
-    unit_ += num_warps_;
+    taken_ = 0;
   }
-  __device__ __forceinline__ void LookAhead() {
-    if (unit_ < size_) {
-      next_ = cursor_.Locate(launch_, unit_);
+  __device__ __forceinline__ void ReportNullPage() const {
+    auto* findings = static_cast<DecodeFindings*>(launch_.params.workspace);
+    atomicOr(&findings->problems, found_.rows == kRowsOfInt2 ? kNullHistoryPage : kNullWindowPage);
+    atomicMax(&findings->sequence, cursor_.sequence);
+  }
+  __device__ __forceinline__ Fill Take() {
+    if (taken_ == 32) {
+      LookUp();
     }
+    Fill fill;
+    fill.source = reinterpret_cast<const std::byte*>(
+        __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(found_.source), taken_));
+    fill.rows = __shfl_sync(kFullWarp, found_.rows, taken_);
+    ++taken_;
+    unit_ += num_warps_;
+    return fill;
   }
 
   const DecodeLaunch& launch_;
-  PairCursor cursor_;
+  PairCursor cursor_;  // Of this lane.
+  Fill found_;         // Of this lane.
   int size_;
-  int unit_;
+  int unit_;  // The next to be pushed.
+  int taken_ = 0;
   int num_warps_;
-  Fill next_;
-  DecodeFindings* findings_;
+  int lane_;
 };
 
 // Sequences without a token have no unit of work and so no block: outputs of 0 for them, and a look
@@ -150,22 +148,21 @@ __device__ inline void FinishOddSequences(const SplitDecodeParams& params,
 }
 
 // Whether this block is the last to bring its part of a pair that blocks first..last share; if so,
-// it sees the others' parts. By all threads.
+// it sees the others' parts. By all threads. The barriers make one thread's release and acquire
+// count for all of the block.
 __device__ __forceinline__ bool ComesLast(uint32_t* arrivals,
                                           uint32_t first,
                                           uint32_t last,
                                           int* is_last) {
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    const bool all_here = atomicAdd(&arrivals[first], 1u) == last - first;
+    const bool all_here = AddAcquireRelease(&arrivals[first], 1) == last - first;
     if (all_here) {
       arrivals[first] = 0;  // Ready for the next launch.
     }
     *is_last = all_here;
   }
   __syncthreads();
-  __threadfence();
   return *is_last != 0;
 }
 
@@ -186,19 +183,34 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   const DecodeWorkspace workspace{static_cast<std::byte*>(params.workspace), gridDim.x,
                                   launch.heads_of_pass, kHeadDim};
 
-  // 1. This block's share of the work; its first pages are asked for.
+  // 1. This block's share of the work. Queries are asked for before pages where they may be: they
+  // would queue behind a ring's worth of every multiprocessor.
   const WorkShare share =
       FindWorkShare(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
   const auto slot = static_cast<size_t>(warp * num_stages);
   WarpRing<kHeadDim> ring(shared + slot * Shared::kStageBytes,
-                          reinterpret_cast<uint64_t*>(shared + layout.barriers()) + slot,
-                          reinterpret_cast<int*>(shared + layout.rows()) + slot, num_stages, lane);
-  Producer<kHeadDim> producer(launch, share, warp, num_warps, FindingsOf(workspace));
-  producer.FillRing(ring, num_stages, lane);
+                          reinterpret_cast<StageState*>(shared + layout.states()) + slot,
+                          num_stages, lane);
+  Producer<kHeadDim> producer(launch, share, warp, num_warps, lane);
+  PairCursor pair = share.start;
+  RawQuery<kHeadDim> query;
+  const auto load_query = [&](int head) {
+    uint32_t group;
+    const size_t row = pair.QueryRow(launch, &group);
+    query.Load(params.queries, row + static_cast<size_t>(head),
+               pair.first < share.size && head < static_cast<int>(group), lane);
+  };
+  if (!params.history_is_settled) {
+    load_query(warp);
+  }
+  producer.FillRing(ring, num_stages);
 
   // 2. From here on, what earlier work wrote may be read.
   WaitForEarlierWork();
   LetNextLaunchStart();
+  if (params.history_is_settled) {
+    load_query(warp);
+  }
 
   // 3. Pair by pair.
   auto& fragments = *reinterpret_cast<typename Shared::Fragments*>(shared + layout.fragments());
@@ -206,14 +218,24 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   auto* is_last = reinterpret_cast<int*>(shared + layout.is_last());
   WarpAttention<kHeadDim, kTiles> attention(lane);
   const float score_scale = params.scale * 1.4426950408889634f;
-  PairCursor pair = share.start;
   int unit = warp;
   while (pair.first < share.size) {
     uint32_t group;
     const size_t query_row = pair.QueryRow(launch, &group);
     for (int head = warp; head < kTiles * kHeadsOfTile; head += num_warps) {
-      PrepareQuery<kHeadDim, kTiles>(params, query_row + static_cast<size_t>(head), head,
-                                     head < static_cast<int>(group), lane, fragments);
+      if (head != warp) {
+        load_query(head);
+      }
+      PrepareQuery<kHeadDim, kTiles>(params, query, head, lane, fragments);
+    }
+    // Which blocks have parts of this pair; divisions, and time for them while pages arrive.
+    const bool begins_here = pair.first >= 0;
+    const bool is_whole = begins_here && pair.end() <= share.size;
+    uint32_t first_block = 0;
+    uint32_t last_block = 0;
+    if (!is_whole) {
+      first_block = share.OwnerOf(share.begin + static_cast<uint64_t>(int64_t{pair.first}));
+      last_block = share.OwnerOf(share.begin + static_cast<uint64_t>(int64_t{pair.end()}) - 1);
     }
     __syncthreads();
     attention.Start(fragments);
@@ -231,26 +253,17 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
     }
 
     // 4. The pair's part of this block, and all of it if this block is the last to have a part.
-    StoreState(attention.state(), warp, lane, merge);
-    __syncthreads();
-    const bool begins_here = pair.first >= 0;
-    const bool is_whole = begins_here && pair.end() <= share.size;
+    StoreState(attention.state(), warp, num_warps, lane, merge);
     MergeWarps<kHeadDim, kTiles>(params, merge, num_warps, static_cast<int>(group), query_row,
                                  is_whole, workspace,
                                  workspace.place(blockIdx.x, begins_here ? 1 : 0));
-    if (!is_whole) {
-      const uint64_t first_unit =
-          share.begin + static_cast<uint64_t>(static_cast<int64_t>(pair.first));
-      const uint64_t end_unit =
-          share.begin + static_cast<uint64_t>(static_cast<int64_t>(pair.end()));
-      const uint32_t first = share.OwnerOf(first_unit);
-      const uint32_t last = share.OwnerOf(end_unit - 1);
-      if (ComesLast(ArrivalsOf(workspace), first, last, is_last)) {
-        MergeBlocks<kHeadDim>(params, workspace, first, last, static_cast<int>(group), query_row);
-      }
+    if (!is_whole && ComesLast(ArrivalsOf(workspace), first_block, last_block, is_last)) {
+      MergeBlocks<kHeadDim, kTiles>(params, merge, num_warps, workspace, first_block, last_block,
+                                    static_cast<int>(group), query_row);
     }
     __syncthreads();
     pair.Next(launch);
+    load_query(warp);
   }
   FinishOddSequences(params, FindingsOf(workspace));
 }

@@ -98,15 +98,16 @@ struct PairCursor {
     }
     const SplitDecodeParams& params = launch.params;
     const auto in_pair = static_cast<uint32_t>(unit - first);
-    if (in_pair < length.pages) {
-      const DevicePageTable& table = params.history;
-      return {PageOf(table, in_pair), table.block_offset + head * table.head_stride, kRowsOfInt2};
-    }
+    const bool is_history = in_pair < length.pages;
+    const DevicePageTable& table = is_history ? params.history : params.windows;
     const uint32_t tile = in_pair - length.pages;
-    const DevicePageTable& table = params.windows;
-    const uint32_t row = tile % kTilesOfPage * kTileRows;
-    return {PageOf(table, tile / kTilesOfPage),
-            table.block_offset + head * table.head_stride + size_t{row} * params.head_dim * 2,
+    const std::byte* page = PageOf(table, is_history ? in_pair : tile / kTilesOfPage);
+    uint64_t offset = table.block_offset + head * table.head_stride;
+    if (is_history) {
+      return {page == nullptr ? nullptr : page + offset, kRowsOfInt2};
+    }
+    offset += tile % kTilesOfPage * (kTileRows * 2) * params.head_dim;
+    return {page == nullptr ? nullptr : page + offset,
             static_cast<int>(min(length.tokens - tile * kTileRows, uint32_t{kTileRows}))};
   }
 
@@ -128,7 +129,40 @@ struct WorkShare {
 
   // The block that has this unit.
   __device__ __forceinline__ uint32_t OwnerOf(uint64_t unit) const {
-    return static_cast<uint32_t>(((unit + 1) * blocks - 1) / total);
+    return static_cast<uint32_t>(Divide((unit + 1) * blocks - 1, total));
+  }
+
+  // Of the block's own share, once `total` is known.
+  __device__ __forceinline__ void Cut() {
+    const uint64_t wanted = (total + kLeastUnitsOfBlock - 1) / kLeastUnitsOfBlock;
+    blocks = wanted < gridDim.x ? static_cast<uint32_t>(wanted) : gridDim.x;
+    if (blockIdx.x < blocks) {
+      begin = Divide(total * blockIdx.x, blocks);
+      size = static_cast<int>(Divide(total * (blockIdx.x + 1), blocks) - begin);
+    }
+  }
+  // `length` is that of the sequence that `begin` lies in, `before` the units of those before it.
+  __device__ __forceinline__ void SetStart(const DecodeLaunch& launch,
+                                           uint32_t sequence,
+                                           uint64_t before,
+                                           SequenceLength length) {
+    const auto in_sequence = static_cast<uint32_t>(begin - before);
+    const auto units = static_cast<uint32_t>(length.units());
+    const uint32_t head = in_sequence / units;
+    start.sequence = sequence;
+    start.head = launch.passes == 1 ? head : head / launch.passes;
+    start.pass = head - start.head * launch.passes;
+    start.first = -static_cast<int>(in_sequence - head * units);
+    start.length = length;
+  }
+
+ private:
+  // 64-bit division is a hundred instructions, and blocks start with it.
+  static __device__ __forceinline__ uint64_t Divide(uint64_t a, uint64_t b) {
+    if (((a | b) >> 32) == 0) {
+      return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+    }
+    return a / b;
   }
 };
 
@@ -137,8 +171,43 @@ struct WorkShareStorage {
   WorkShare share;
 };
 
-// By all threads of the block, at most kMaxWarps * 32.
-__device__ inline WorkShare FindWorkShare(const DecodeLaunch& launch, WorkShareStorage& storage) {
+// The sum over the lanes up to and with this one.
+__device__ __forceinline__ uint64_t SumOfLanes(uint64_t value, uint32_t lane) {
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(kFullWarp, value, step);
+    value += lane >= step ? other : 0;
+  }
+  return value;
+}
+
+// For at most 32 sequences: every warp by itself, which takes no barrier.
+__device__ __forceinline__ WorkShare FindWorkShareOfFew(const DecodeLaunch& launch) {
+  const uint32_t lane = threadIdx.x % 32;
+  SequenceLength length;
+  if (lane < launch.params.num_sequences) {
+    length = LengthOf(launch.params, lane);
+  }
+  const uint64_t mine = static_cast<uint64_t>(length.units()) * launch.num_heads();
+  const uint64_t until = SumOfLanes(mine, lane);
+  WorkShare share;
+  share.total = __shfl_sync(kFullWarp, until, 31);
+  share.Cut();
+  const unsigned here =
+      __ballot_sync(kFullWarp, share.begin >= until - mine && share.begin < until);
+  if (share.size > 0) {
+    const int owner = __ffs(static_cast<int>(here)) - 1;
+    length.pages = __shfl_sync(kFullWarp, length.pages, owner);
+    length.tokens = __shfl_sync(kFullWarp, length.tokens, owner);
+    const uint64_t before = __shfl_sync(kFullWarp, until - mine, owner);
+    share.SetStart(launch, static_cast<uint32_t>(owner), before, length);
+  }
+  return share;
+}
+
+// By all threads of the block, at most kMaxWarps * 32; each counts a run of sequences.
+__device__ inline WorkShare FindWorkShareOfMany(const DecodeLaunch& launch,
+                                                WorkShareStorage& storage) {
   const SplitDecodeParams& params = launch.params;
   const uint32_t num_threads = blockDim.x;
   const uint32_t warp = threadIdx.x / 32;
@@ -150,49 +219,51 @@ __device__ inline WorkShare FindWorkShare(const DecodeLaunch& launch, WorkShareS
   for (uint32_t sequence = first; sequence < last; ++sequence) {
     mine += static_cast<uint64_t>(LengthOf(params, sequence).units()) * launch.num_heads();
   }
-  uint64_t until = mine;  // Inclusive sum over threads.
-#pragma unroll
-  for (uint32_t step = 1; step < 32; step *= 2) {
-    const uint64_t other = __shfl_up_sync(kFullWarp, until, step);
-    until += lane >= step ? other : 0;
-  }
+  uint64_t until = SumOfLanes(mine, lane);
   if (lane == 31) {
     storage.warp_sums[warp] = until;
   }
   __syncthreads();
-  uint64_t total = 0;
+  WorkShare share;
   for (uint32_t i = 0; i < num_threads / 32; ++i) {
     until += i < warp ? storage.warp_sums[i] : 0;
-    total += storage.warp_sums[i];
+    share.total += storage.warp_sums[i];
   }
-  WorkShare share;
-  share.total = total;
-  const uint64_t wanted = (total + kLeastUnitsOfBlock - 1) / kLeastUnitsOfBlock;
-  share.blocks = wanted < gridDim.x ? static_cast<uint32_t>(wanted) : gridDim.x;
-  if (blockIdx.x >= share.blocks) {
+  share.Cut();
+  if (share.size == 0) {
     return share;
   }
-  share.begin = total * blockIdx.x / share.blocks;
-  share.size = static_cast<int>(total * (blockIdx.x + 1) / share.blocks - share.begin);
   if (share.begin >= until - mine && share.begin < until) {
     uint64_t before = until - mine;
     uint32_t sequence = first;
     SequenceLength length = LengthOf(params, sequence);
-    while (share.begin >= before + static_cast<uint64_t>(length.units()) * launch.num_heads()) {
-      before += static_cast<uint64_t>(length.units()) * launch.num_heads();
+    uint64_t units = static_cast<uint64_t>(length.units()) * launch.num_heads();
+    while (share.begin >= before + units) {
+      before += units;
       length = LengthOf(params, ++sequence);
+      units = static_cast<uint64_t>(length.units()) * launch.num_heads();
     }
-    const auto in_sequence = static_cast<uint32_t>(share.begin - before);
-    const auto units = static_cast<uint32_t>(length.units());
-    share.start.sequence = sequence;
-    share.start.head = in_sequence / units / launch.passes;
-    share.start.pass = in_sequence / units % launch.passes;
-    share.start.first = -static_cast<int>(in_sequence % units);
-    share.start.length = length;
+    share.SetStart(launch, sequence, before, length);
     storage.share = share;
   }
   __syncthreads();
   return storage.share;
+}
+
+__device__ __forceinline__ WorkShare FindWorkShare(const DecodeLaunch& launch,
+                                                   WorkShareStorage& storage) {
+  if (launch.params.num_sequences == 1) {
+    const SequenceLength length = LengthOf(launch.params, 0);
+    WorkShare share;
+    share.total = static_cast<uint64_t>(length.units()) * launch.num_heads();
+    share.Cut();
+    if (share.size > 0) {
+      share.SetStart(launch, 0, 0, length);
+    }
+    return share;
+  }
+  return launch.params.num_sequences <= 32 ? FindWorkShareOfFew(launch)
+                                           : FindWorkShareOfMany(launch, storage);
 }
 
 }  // namespace crumb::gpu
