@@ -127,6 +127,8 @@ DecodeBatch::DecodeBatch(const BatchShape& shape) : shape_(shape) {
   params_.windows = {upload(windows), window_pages, 0,
                      geometry.HeadRangeBytes(PageEncoding::kBf16)};
   params_.window_tokens = upload(std::vector<uint32_t>(shape.num_sequences, shape.window_tokens));
+  prefix_pages_ = upload(std::vector<uint32_t>(1, shared));
+  own_pages_ = upload(std::vector<uint32_t>(shape.num_sequences, pages - shared));
   params_.workspace = Allocate<std::byte>(kWorkspaceBytes);
   params_.workspace_bytes = kWorkspaceBytes;
   CheckCuda(cudaMemset(params_.workspace, 0, kWorkspaceBytes), "clearing the workspace");

@@ -32,6 +32,9 @@ class DecodeBatch {
   const BatchShape& shape() const { return shape_; }
   // Parameters of one layer's launch.
   SplitDecodeParams Params(uint32_t layer) const;
+  // Numbers of pages on the device: that all share [1], and that each has besides [num_sequences].
+  const uint32_t* prefix_pages() const { return prefix_pages_; }
+  const uint32_t* own_pages() const { return own_pages_; }
   // What one launch must read: INT2 of every sequence, and BF16.
   double HistoryBytes() const;
   double WindowBytes() const;
@@ -42,6 +45,8 @@ class DecodeBatch {
 
   BatchShape shape_;
   SplitDecodeParams params_;
+  const uint32_t* prefix_pages_ = nullptr;
+  const uint32_t* own_pages_ = nullptr;
   static constexpr int kMaxAllocations = 16;
   void* allocations_[kMaxAllocations] = {};
   int num_allocations_ = 0;

@@ -3,7 +3,10 @@
 // Times split decode on the shapes that the design names; one layer a launch, all layers in one
 // graph. Prints a line of JSON a figure for run.sh.
 //
-//   decode_gpu_bench [--tune]      --tune: other cuts than the op's own, as a table
+//   decode_gpu_bench [--tune | --shared]
+//
+//   --tune     other cuts than split decode's own, as a table
+//   --shared   shared decode only
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -11,6 +14,7 @@
 
 #include "bench/gpu/decode_batch.h"
 #include "bench/gpu/gpu_timer.h"
+#include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "cuda/gpu/decode_grid.h"
 
@@ -101,6 +105,45 @@ void Report() {
   }
 }
 
+// The batch's shared tokens as a prefix of the rest.
+SharedDecodeParams SharedParams(const DecodeBatch& batch, uint32_t layer) {
+  SharedDecodeParams params;
+  params.batch = batch.Params(layer);
+  params.prefix = params.batch.history;
+  params.prefix.stride = batch.shape().shared_tokens / kPageTokens;
+  params.prefix_pages = batch.prefix_pages();
+  params.batch.history.pages += params.prefix.stride;
+  params.batch.history_pages = batch.own_pages();
+  return params;
+}
+
+// Sequences on one prefix: the batch through split decode, then the same through shared decode.
+void ReportShared() {
+  constexpr uint32_t kSequences = 32;
+  constexpr uint32_t kPrefix = 99968;
+  const DecodeBatch batch(
+      {.num_sequences = kSequences, .history_tokens = kPrefix + 1024, .shared_tokens = kPrefix});
+  const uint32_t layers = batch.shape().geometry.num_layers;
+  const double split_ms = Time(batch, {}, false);
+  const double shared_ms = GraphMilliseconds([&](cudaStream_t stream) {
+                             for (uint32_t layer = 0; layer < layers; ++layer) {
+                               CheckStatus(SharedDecode(SharedParams(batch, layer), stream));
+                             }
+                           }) /
+                           layers;
+  const char* shape = "32 on 100K+1K";
+  const double page_bytes =
+      static_cast<double>(batch.shape().geometry.HeadBlockBytes(PageEncoding::kInt2)) *
+      batch.shape().geometry.num_kv_heads;
+  const double once = page_bytes * (kPrefix + kSequences * 1024) / kPageTokens;
+  std::printf("{\"op\": \"split_decode\", \"shape\": \"%s\", \"ms\": %.5f, \"bytes\": %.0f}\n",
+              shape, split_ms, batch.HistoryBytes());
+  std::printf(
+      "{\"op\": \"shared_decode\", \"shape\": \"%s\", \"ms\": %.5f, \"bytes\": %.0f, "
+      "\"goal_ms\": %.5f}\n",
+      shape, shared_ms, once, split_ms / 8);
+}
+
 }  // namespace
 }  // namespace crumb::bench
 
@@ -115,7 +158,12 @@ int main(int argc, char** argv) {
     crumb::bench::Tune();
     return 0;
   }
+  if (argc > 1 && std::strcmp(argv[1], "--shared") == 0) {
+    crumb::bench::ReportShared();
+    return 0;
+  }
   std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", bandwidth);
   crumb::bench::Report();
+  crumb::bench::ReportShared();
   return 0;
 }

@@ -4,6 +4,7 @@
 #include "crumb/cuda/demote_pages.h"
 #include "crumb/cuda/device.h"
 #include "crumb/cuda/device_profile.h"
+#include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "proto/base/status_macros.h"
 
@@ -51,6 +52,15 @@ absl::Status DemotePages(const DemotePagesParams& params, GpuStream /*stream*/) 
 }
 
 absl::Status TakeDemotePagesProblem(const DemotePagesParams& /*params*/, GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& /*params*/) {
+  return NoCuda();
+}
+
+absl::Status SharedDecode(const SharedDecodeParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateSharedDecode(params));
   return NoCuda();
 }
 

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/geometry.h"
@@ -103,6 +104,23 @@ absl::Status ValidateSplitDecode(const SplitDecodeParams& params) {
   CRUMB_RETURN_IF_ERROR(
       CheckTable("windows", params.windows, "window_tokens", params.window_tokens));
   return CheckPointer("workspace", params.workspace, kWorkspaceAlignment);
+}
+
+absl::Status ValidateSharedDecode(const SharedDecodeParams& params) {
+  CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params.batch));
+  if (params.prefix.stride == 0) {
+    return absl::InvalidArgumentError(
+        "prefix.stride is 0; a shared prefix has at least one page: use SplitDecode without one");
+  }
+  const DevicePageTable& own = params.batch.history;
+  if (own.stride > 0 && (own.block_offset != params.prefix.block_offset ||
+                         own.head_stride != params.prefix.head_stride)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prefix has block_offset ", params.prefix.block_offset, " and head_stride ",
+        params.prefix.head_stride, ", batch.history ", own.block_offset, " and ", own.head_stride,
+        "; both are pages of one layer of one model, so they must be the same"));
+  }
+  return CheckTable("prefix", params.prefix, "prefix_pages", params.prefix_pages);
 }
 
 }  // namespace crumb

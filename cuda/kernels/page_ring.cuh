@@ -64,6 +64,11 @@ class WarpRing {
     __syncwarp();
   }
 
+  // For a warp that reads a ring which another warp made and fills.
+  __device__ __forceinline__ void SetStages(int num_stages) {
+    num_stages_ = num_stages;
+  }
+
   // Starts to fill the next stage, which must be free; of a null source, with kRowsOfNothing.
   __device__ __forceinline__ void Push(const Fill& fill) {
     const int rows = fill.source == nullptr ? kRowsOfNothing : fill.rows;
