@@ -17,7 +17,7 @@ ACCURACY_TOKENS ?= ../shared/data/accuracy/tokens_smollm2.npz
 ACCURACY_TEXTS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build model demo test bench bench-rivals accuracy lint format asan tsan tsa fuzz profile clean
+.PHONY: help setup build model demo test bench bench-rivals bench-gpu accuracy lint format asan tsan tsa fuzz profile clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ bench: build ## Run every benchmark; print each figure beside its limit, write b
 bench-rivals: build ## Run Mooncake, LMCache and Redis beside crumbd (7 GB of packages); write build/rivals.json
 	-@deploy/install-dependencies.sh --rivals
 	@python3 bench/rivals/run.py $(BENCH_FLAGS)
+
+bench-gpu: ## Check and time the GPU's kernels beside BF16 rivals; writes bench/results/ (needs nvcc and a GPU)
+	@bench/gpu/run.sh
 
 clean: ## Remove build output (the downloaded model stays in build/models)
 	@find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} + 2>/dev/null || true

@@ -43,7 +43,7 @@ absl::Status CudaStatus(int error, std::string_view what) {
 namespace {
 
 absl::StatusOr<GpuDevice> AskDevice(int index) {
-  cudaDeviceProp properties;
+  cudaDeviceProp properties = {};
   CRUMB_RETURN_IF_ERROR(
       gpu::CudaStatus(cudaGetDeviceProperties(&properties, index), "asking a GPU what it is"));
   GpuDevice device;

@@ -5,10 +5,10 @@
 namespace crumb::gpu {
 namespace {
 
-template <int kHeadDim, int kRows>
+template <int kHeadDim, int kRows, int kGroups>
 int Launch(const SharedPrefixLaunch& launch, CUstream_st* stream) {
-  const auto kernel = SharedPrefixKernel<kHeadDim, kRows>;
-  constexpr int kBytes = sizeof(PrefixShared<kHeadDim, kRows>);
+  const auto kernel = SharedPrefixKernel<kHeadDim, kRows, kGroups>;
+  constexpr int kBytes = sizeof(PrefixShared<kHeadDim, kRows, kGroups>);
   static_assert(kBytes <= 227 * 1024, "more than a block may have");
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
@@ -18,24 +18,24 @@ int Launch(const SharedPrefixLaunch& launch, CUstream_st* stream) {
   const uint32_t group = launch.batch.num_query_heads / launch.batch.num_kv_heads;
   const uint32_t row_blocks = (launch.batch.num_sequences * group + kRows - 1) / kRows;
   kernel<<<dim3(launch.num_splits, row_blocks, launch.batch.num_kv_heads),
-           kWarpgroups * kThreadsOfGroup, kBytes, stream>>>(launch);
+           kGroups * kThreadsOfGroup, kBytes, stream>>>(launch);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 uint32_t SharedPrefixRows(uint32_t head_dim) {
-  return head_dim == 256 ? 64 : head_dim == 64 || head_dim == 128 ? 128 : 0;
+  return head_dim == 64 || head_dim == 128 || head_dim == 256 ? 64 : 0;
 }
 
 int LaunchSharedPrefix(const SharedPrefixLaunch& launch, CUstream_st* stream) {
   switch (launch.batch.head_dim) {
     case 64:
-      return Launch<64, 128>(launch, stream);
+      return Launch<64, 64, 3>(launch, stream);
     case 128:
-      return Launch<128, 128>(launch, stream);
+      return Launch<128, 64, 3>(launch, stream);
     default:
-      return Launch<256, 64>(launch, stream);
+      return Launch<256, 64, 2>(launch, stream);
   }
 }
 
