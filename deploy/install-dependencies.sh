@@ -10,7 +10,7 @@ packages=(
   g++ cmake ninja-build ccache mold make git pkg-config python3 python3-pip ca-certificates unzip
   # Libraries, in the order of deploy/cmake/CrumbDependencies.cmake
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc libabsl-dev
-  prometheus-cpp-dev libmicrohttpd-dev libucx-dev ucx-utils libspdlog-dev libcli11-dev libtomlplusplus-dev
+  prometheus-cpp-dev libmicrohttpd-dev libzip-dev libucx-dev ucx-utils libspdlog-dev libcli11-dev libtomlplusplus-dev
   nlohmann-json3-dev libeigen3-dev libssl-dev libgtest-dev libgmock-dev libbenchmark-dev
 )
 case "${1:-}" in

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -132,6 +133,22 @@ void Describe(const Statistics& statistics, std::ostream& out) {
   Row(out, "tokens", absl::StrCat(statistics.num_tokens));
 }
 
+// Writes the profile, whole or not at all, and describes it.
+absl::Status Write(const ProfileParts& parts,
+                   const std::vector<std::string>& warnings,
+                   const std::filesystem::path& profile_path,
+                   Streams streams) {
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<std::byte> file, Profile::Serialize(parts));
+  CRUMB_RETURN_IF_ERROR(WriteFileAtomically(profile_path, file));
+  CRUMB_ASSIGN_OR_RETURN(const auto profile, Profile::Parse(file));
+  for (const std::string& warning : warnings) {
+    streams.err << "warning: " << warning << "\n";
+  }
+  streams.out << "wrote " << profile_path.string() << "\n\n";
+  Describe(*profile, streams.out);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Fit(const std::filesystem::path& statistics_path,
@@ -140,15 +157,22 @@ absl::Status Fit(const std::filesystem::path& statistics_path,
                  Streams streams) {
   CRUMB_ASSIGN_OR_RETURN(const Statistics statistics, Statistics::Load(statistics_path));
   CRUMB_ASSIGN_OR_RETURN(const FittedProfile fitted, FitProfile(statistics, options));
-  for (const std::string& warning : fitted.warnings) {
-    streams.err << "warning: " << warning << "\n";
+  return Write(fitted.parts, fitted.warnings, profile_path, streams);
+}
+
+absl::Status Import(const ImportFiles& files,
+                    const ImportOptions& options,
+                    const std::filesystem::path& profile_path,
+                    Streams streams) {
+  CRUMB_ASSIGN_OR_RETURN(const auto keys, checkpoint::LoadRotationCheckpoint(files.keys));
+  CRUMB_ASSIGN_OR_RETURN(const auto values, checkpoint::LoadRotationCheckpoint(files.values));
+  std::optional<Statistics> statistics;
+  if (!files.statistics.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(statistics, Statistics::Load(files.statistics));
   }
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<std::byte> file, Profile::Serialize(fitted.parts));
-  CRUMB_RETURN_IF_ERROR(WriteFileAtomically(profile_path, file));
-  CRUMB_ASSIGN_OR_RETURN(const auto profile, Profile::Parse(file));
-  streams.out << "wrote " << profile_path.string() << "\n\n";
-  Describe(*profile, streams.out);
-  return absl::OkStatus();
+  CRUMB_ASSIGN_OR_RETURN(const ImportedProfile imported,
+                         ImportProfile(keys, values, statistics, options));
+  return Write(imported.parts, imported.warnings, profile_path, streams);
 }
 
 absl::Status Inspect(const std::filesystem::path& path, Streams streams) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 
 #include "crumb/cuda/fit_profile.h"
+#include "cuda/calibrate/import_profile.h"
 
 namespace crumb::calibrate {
 
@@ -24,6 +25,18 @@ absl::Status Fit(const std::filesystem::path& statistics,
                  const FitOptions& options,
                  const std::filesystem::path& profile,
                  Streams streams);
+
+// Makes a profile of two published rotation checkpoints and, unless the path is empty, statistics.
+// Errors as LoadRotationCheckpoint, ImportProfile, and those of Fit.
+struct ImportFiles {
+  std::filesystem::path keys;
+  std::filesystem::path values;
+  std::filesystem::path statistics;
+};
+absl::Status Import(const ImportFiles& files,
+                    const ImportOptions& options,
+                    const std::filesystem::path& profile,
+                    Streams streams);
 
 // Describes a profile or a statistics file, whichever it is, after all checks of its reader.
 absl::Status Inspect(const std::filesystem::path& path, Streams streams);

@@ -31,6 +31,19 @@ constexpr char kFitExamples[] =
     "  crumb-calibrate fit stats.safetensors --out p.safetensors --key-rotation hadamard\n"
     "      keys by the Hadamard matrix alone: better for some models, so measure both";
 
+constexpr char kImportExamples[] =
+    "The files (versions 1 and 2) are read without PyTorch, and nothing in them is executed:\n"
+    "what is not a dict, a number, a text or a float tensor is refused by name. Rotations stay\n"
+    "as they are. With --stats, keys also get a mean shift and attention-aware rounding, which\n"
+    "spares most of the loss of the published recipe.\n"
+    "\n"
+    "Examples:\n"
+    "  crumb-calibrate import --k k_rotation_qqt_r_h_pbr.pt --v v_rotation_sst_r_h_pbr.pt \\\n"
+    "      --kv-heads 8 --model Qwen3-8B --out qwen3-8b.safetensors\n"
+    "      the recipe as published (oscar-int2); version 1 does not know the model's KV heads\n"
+    "  crumb-calibrate import --k k.pt --v v.pt --stats stats.safetensors --out p.safetensors\n"
+    "      the same rotations with what the statistics add (oscar-int2-aware)";
+
 constexpr char kInspectExamples[] =
     "Examples:\n"
     "  crumb-calibrate inspect profile.safetensors\n"
@@ -64,6 +77,8 @@ struct Arguments {
   std::string profile;
   std::string expected_id;
   FitOptions fit;
+  ImportFiles import_files;
+  ImportOptions import_options;
 };
 
 CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
@@ -112,11 +127,49 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
   return fit;
 }
 
+CLI::App* AddImport(CLI::App* app, Arguments* arguments) {
+  CLI::App* command = app->add_subcommand(
+      "import", "Make a profile of the rotations that OSCAR published, torch.save files");
+  command->footer(kImportExamples);
+  ImportOptions& options = arguments->import_options;
+  command->add_option("--k", arguments->import_files.keys, "The keys' rotations (.pt)")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--v", arguments->import_files.values, "The values' rotations (.pt)")
+      ->required()
+      ->type_name("FILE");
+  command
+      ->add_option("--stats", arguments->import_files.statistics,
+                   "Statistics of the same model; adds feedback factors and mean keys")
+      ->type_name("FILE");
+  command
+      ->add_option("-o,--out", arguments->profile, "The profile to write; an old one is replaced")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--kv-heads", options.num_kv_heads,
+                      "KV heads of the model, where neither the files nor --stats say");
+  command->add_option("--model", options.model, "The model's name, for people")->type_name("NAME");
+  command
+      ->add_option("--key-clip", options.key_clip,
+                   "Share of a key's channels within its range; 0 is off; without --stats only")
+      ->capture_default_str();
+  command->add_option("--value-clip", options.value_clip, "The same of values")
+      ->capture_default_str();
+  command->add_option("--sink", options.windows.sink_tokens, "First tokens kept in BF16")
+      ->capture_default_str();
+  command->add_option("--recent", options.windows.recent_tokens, "Last tokens kept in BF16")
+      ->capture_default_str();
+  command->add_option("--damping", options.damping, "As of fit; with --stats only")
+      ->capture_default_str();
+  return command;
+}
+
 int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{kAbout, "crumb-calibrate"};
   app.require_subcommand(1);
   const CLI::App* fit = AddFit(&app, &arguments);
+  const CLI::App* import_command = AddImport(&app, &arguments);
 
   CLI::App* inspect = app.add_subcommand("inspect", "Describe a profile or a statistics file");
   inspect->footer(kInspectExamples);
@@ -133,6 +186,8 @@ int Main(int argc, char** argv) {
   absl::Status status;
   if (fit->parsed()) {
     status = Fit(arguments.statistics, arguments.fit, arguments.profile, streams);
+  } else if (import_command->parsed()) {
+    status = Import(arguments.import_files, arguments.import_options, arguments.profile, streams);
   } else if (inspect->parsed()) {
     status = Inspect(arguments.profile, streams);
   } else {

@@ -21,6 +21,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 struct Outcome {
   int status = -1;
@@ -152,6 +153,31 @@ TEST_F(CalibrateProgramTest, AFailedFitLeavesTheOldProfile) {
   const std::string before = TextOf(folder_ / "profile");
   ASSERT_EQ(Run("fit stats --out profile --damping 7").status, 1);
   EXPECT_EQ(TextOf(folder_ / "profile"), before);
+}
+
+TEST_F(CalibrateProgramTest, ImportsPublishedRotations) {
+  const std::string files =
+      "import --k '" CRUMB_TORCH_FIXTURES "/v2_keys.pt' --v '" CRUMB_TORCH_FIXTURES
+      "/v1_values.pt' --out profile";
+  const Outcome published = Run(files);
+  EXPECT_EQ(published.status, 0) << published.err;
+  EXPECT_THAT(published.out, AllOf(HasSubstr("oscar-int2\n"), HasSubstr("key_dim 32")));
+  EXPECT_THAT(published.err, HasSubstr("the model's layers 2 (3, 7)"));
+
+  const Outcome aware = Run(files + " --stats stats");
+  EXPECT_EQ(aware.status, 0) << aware.err;
+  EXPECT_THAT(aware.out, AllOf(HasSubstr("oscar-int2-aware"), HasSubstr("synthetic")));
+  EXPECT_EQ(Run("verify profile").status, 0);
+}
+
+TEST_F(CalibrateProgramTest, RotationsThatWouldRunCodeAreNotImported) {
+  const Outcome outcome =
+      Run("import --k '" CRUMB_TORCH_FIXTURES "/runs_code.pt' --v '" CRUMB_TORCH_FIXTURES
+          "/v1_values.pt' --kv-heads 2 --out profile");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("runs_code.pt"), HasSubstr("is refused")));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("executed")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "profile"));
 }
 
 TEST_F(CalibrateProgramTest, HelpTeachesByExample) {
