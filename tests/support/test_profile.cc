@@ -55,6 +55,26 @@ std::vector<float> RandomFeedback(uint32_t dim, std::mt19937* random) {
   return factor;
 }
 
+// Scales the keys' channels by powers of two, so that queries undo it exactly; a metric to match.
+void AddTilt(uint32_t dim, std::mt19937* random, ProfileParts* parts) {
+  parts->query_rotation = parts->key_rotation;
+  for (size_t i = 0; i < parts->key_rotation.size(); ++i) {
+    const size_t column = i % dim;
+    const float scale = column % 3 == 0 ? 2.0f : column % 3 == 1 ? 1.0f : 0.5f;
+    parts->key_rotation[i] *= scale;
+    parts->query_rotation[i] /= scale;
+  }
+  std::normal_distribution<float> normal;
+  for (size_t block = 0; block < parts->geometry.NumHeadBlocks(); ++block) {
+    for (size_t i = 0; i < size_t{dim} * dim; ++i) {
+      parts->key_metric.push_back(i / dim == i % dim ? 1.0f : 0.001f);
+    }
+    for (uint32_t channel = 0; channel < dim; ++channel) {
+      parts->query_mean.push_back(0.1f * normal(*random));
+    }
+  }
+}
+
 void Append(const std::vector<float>& values, std::vector<float>* out) {
   out->insert(out->end(), values.begin(), values.end());
 }
@@ -84,6 +104,9 @@ std::shared_ptr<const Profile> MakeTestProfile(const TestProfileOptions& options
     }
     parts.key_clip.push_back(0.96f);
     parts.value_clip.push_back(0.92f);
+  }
+  if (options.codec == CodecId::kOscarInt2Tilted) {
+    AddTilt(geometry.key_dim, &random, &parts);
   }
   auto file = Profile::Serialize(parts);
   auto profile = file.ok() ? Profile::Parse(*std::move(file)) : file.status();

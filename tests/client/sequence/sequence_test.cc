@@ -91,6 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
                     ModelCase{.chunk = 64, .total = 512},
                     ModelCase{.chunk = 300, .total = 650},
                     ModelCase{.chunk = 50, .total = 450, .codec = CodecId::kOscarInt2Aware},
+                    ModelCase{.chunk = 50, .total = 450, .codec = CodecId::kOscarInt2Tilted},
                     ModelCase{.chunk = 50, .total = 450, .keep_all_bf16 = true},
                     ModelCase{.chunk = 90, .total = 450, .num_threads = 3},
                     ModelCase{.chunk = 90, .total = 450, .value_dim = 64}));
