@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What split decode refuses before it looks at a device.
+// What split and shared decode refuse before they look at a device.
 #include <cmath>
 #include <functional>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 
 namespace crumb {
@@ -95,6 +96,31 @@ TEST(ValidateSplitDecodeTest, TablesWithoutPagesNeedNoPointers) {
   params.history = {};
   params.history_pages = nullptr;
   EXPECT_TRUE(ValidateSplitDecode(params).ok());
+}
+
+TEST(ValidateSharedDecodeTest, NamesWhatIsWrongWithThePrefix) {
+  SharedDecodeParams params;
+  params.batch = ValidParams();
+  params.prefix = params.batch.history;
+  params.prefix_pages = params.batch.history_pages;
+  ASSERT_TRUE(ValidateSharedDecode(params).ok());
+  const auto refusal = [](SharedDecodeParams bad) {
+    const absl::Status status = SharedDecode(bad, nullptr);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  SharedDecodeParams bad = params;
+  bad.prefix.stride = 0;
+  EXPECT_THAT(refusal(bad), HasSubstr("prefix.stride is 0"));
+  bad = params;
+  bad.prefix_pages = nullptr;
+  EXPECT_THAT(refusal(bad), HasSubstr("prefix_pages"));
+  bad = params;
+  bad.prefix.head_stride = 4608;
+  EXPECT_THAT(refusal(bad), HasSubstr("head_stride 4608"));
+  bad = params;
+  bad.batch.head_dim = 80;
+  EXPECT_THAT(refusal(bad), HasSubstr("head_dim is 80"));
 }
 
 TEST(SplitDecodeTest, SaysWhatIsMissingWhereThereIsNoGpu) {
