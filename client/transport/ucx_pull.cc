@@ -35,12 +35,26 @@ std::vector<PageEncoding> EncodingsOf(std::span<const PullEntry> entries) {
   return encodings;
 }
 
+// A message costs as much as copying so many bytes more.
+constexpr size_t kMinImageBytes = size_t{64} << 10;
+constexpr uint32_t kLayersAnOrderedOne = 16;
+
 }  // namespace
+
+uint32_t UcxPull::DefaultOrderedLayers(const Geometry& geometry,
+                                       std::span<const PageEncoding> encodings) {
+  const bool are_messages = std::all_of(encodings.begin(), encodings.end(), [&](auto encoding) {
+    return geometry.PageBytes(encoding) >= kMinImageBytes;
+  });
+  return are_messages ? std::max(1u, geometry.num_layers / kLayersAnOrderedOne)
+                      : geometry.num_layers;
+}
 
 absl::StatusOr<std::shared_ptr<UcxPull>> UcxPull::Create(const SessionInfo& session,
                                                          const LeasedPrefix& prefix,
                                                          BufferPool& buffers,
                                                          uint32_t chunk_bytes,
+                                                         uint32_t ordered_layers,
                                                          absl::Time deadline,
                                                          const Clock& clock) {
   std::vector<PullEntry> entries = EntriesOf(prefix);
@@ -50,18 +64,21 @@ absl::StatusOr<std::shared_ptr<UcxPull>> UcxPull::Create(const SessionInfo& sess
   }
   Geometry geometry = session.profile->geometry();
   geometry.num_kv_heads = session.heads.count;
-  PullPlan plan(geometry, EncodingsOf(entries));
+  std::vector<PageEncoding> encodings = EncodingsOf(entries);
+  if (ordered_layers == 0) {
+    ordered_layers = DefaultOrderedLayers(geometry, encodings);
+  }
+  PullPlan plan(geometry, std::move(encodings), {ordered_layers, chunk_bytes});
   CRUMB_ASSIGN_OR_RETURN(BufferPool::Buffer buffer, buffers.Take(plan.total_bytes()));
   // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
   std::shared_ptr<UcxPull> pull(
       new UcxPull(session, prefix, std::move(entries), std::move(plan), std::move(buffer)));
-  const size_t num_chunks = (pull->total_bytes() + chunk_bytes - 1) / chunk_bytes;
-  pull->chunk_bytes_ = chunk_bytes;
+  const size_t num_pieces = pull->plan_.num_pieces();
   pull->deadline_ = deadline;
   pull->clock_ = &clock;
-  pull->is_taken_.resize(num_chunks);
+  pull->is_taken_.resize(num_pieces);
   const absl::MutexLock lock(&pull->mutex_);
-  pull->has_landed_.resize(num_chunks);
+  pull->has_landed_.resize(num_pieces);
   return pull;
 }
 
@@ -92,19 +109,21 @@ PullMessage UcxPull::request(uint64_t request_id) const {
   message.preamble = {.op = PullOp::kPull, .request_id = request_id};
   message.lease_id = lease_.value();
   message.num_entries = static_cast<uint32_t>(entries_.size());
-  message.chunk_bytes = chunk_bytes_;
+  message.chunk_bytes = plan_.cut().chunk_bytes;
   message.geometry = plan_.geometry();
+  message.ordered_layers = plan_.cut().ordered_layers;
   return message;
 }
 
 absl::StatusOr<std::span<std::byte>> UcxPull::TargetOf(const ChunkMessage& chunk, size_t bytes) {
-  const size_t number = chunk.offset / chunk_bytes_;
-  if (chunk.total_bytes != total_bytes() || chunk.offset % chunk_bytes_ != 0 ||
-      number >= is_taken_.size() || is_taken_[number] ||
-      bytes != std::min<size_t>(chunk_bytes_, total_bytes() - chunk.offset)) {
+  // The decoder has checked that the offset is below the message's own total.
+  const bool is_within = chunk.total_bytes == total_bytes();
+  const size_t number = is_within ? plan_.PieceOf(chunk.offset) : 0;
+  const PullPlan::Piece piece = plan_.PieceAt(number);
+  if (!is_within || chunk.offset != piece.offset || bytes != piece.bytes || is_taken_[number]) {
     return absl::DataLossError(absl::StrCat(
         "pull: the daemon sent ", bytes, " bytes at ", chunk.offset, " of ", chunk.total_bytes,
-        ", which is no chunk of the ", total_bytes(), " bytes asked for, or came twice"));
+        ", which is no piece of the ", total_bytes(), " bytes asked for, or came twice"));
   }
   is_taken_[number] = true;
   return buffer_.bytes().subspan(chunk.offset, bytes);
@@ -112,12 +131,13 @@ absl::StatusOr<std::span<std::byte>> UcxPull::TargetOf(const ChunkMessage& chunk
 
 bool UcxPull::Landed(const ChunkMessage& chunk) {
   const absl::MutexLock lock(&mutex_);
-  has_landed_[chunk.offset / chunk_bytes_] = true;
+  has_landed_[plan_.PieceOf(chunk.offset)] = true;
   const size_t before = num_landed_;
   while (num_landed_ < has_landed_.size() && has_landed_[num_landed_]) {
     ++num_landed_;
   }
-  landed_bytes_ = std::min(total_bytes(), num_landed_ * chunk_bytes_);
+  landed_bytes_ =
+      num_landed_ < has_landed_.size() ? plan_.PieceAt(num_landed_).offset : total_bytes();
   return num_landed_ != before && failure_.ok();
 }
 
@@ -159,18 +179,38 @@ absl::Status UcxPull::CheckHeaders() const {
   return absl::OkStatus();
 }
 
-void UcxPull::AddLanded(size_t landed) {
-  for (; next_layer_ < plan_.geometry().num_layers; ++next_layer_, next_entry_ = 0) {
+bool UcxPull::AddOrderedLayers(size_t landed) {
+  for (; next_layer_ < plan_.cut().ordered_layers; ++next_layer_, next_entry_ = 0) {
     for (; next_entry_ < entries_.size(); ++next_entry_) {
       const size_t bytes = plan_.block_bytes(next_entry_);
       if (plan_.BlockOffset(next_layer_, next_entry_, heads_.count - 1) + bytes > landed) {
-        return;
+        return false;
       }
       for (uint32_t head = 0; head < heads_.count; ++head) {
         const size_t offset = plan_.BlockOffset(next_layer_, next_entry_, head);
         uint32_t& checksum = checksums_[size_t{next_entry_} * heads_.count + head];
         checksum = Crc32c(buffer_.bytes().subspan(offset, bytes), checksum);
       }
+    }
+  }
+  return true;
+}
+
+void UcxPull::AddLanded(size_t landed) {
+  const uint32_t first = plan_.cut().ordered_layers;
+  const uint32_t rest = plan_.geometry().num_layers - first;
+  if (!AddOrderedLayers(landed)) {
+    return;
+  }
+  for (; rest > 0 && next_entry_ < entries_.size(); ++next_entry_) {
+    const size_t bytes = rest * plan_.block_bytes(next_entry_);
+    if (plan_.BlockOffset(first, next_entry_, heads_.count - 1) + bytes > landed) {
+      return;
+    }
+    for (uint32_t head = 0; head < heads_.count; ++head) {
+      uint32_t& checksum = checksums_[size_t{next_entry_} * heads_.count + head];
+      const size_t offset = plan_.BlockOffset(first, next_entry_, head);
+      checksum = Crc32c(buffer_.bytes().subspan(offset, bytes), checksum);
     }
   }
 }
@@ -195,21 +235,23 @@ absl::Status UcxPull::CheckChecksums() const {
 
 void UcxPull::Verify() {
   const size_t landed = landed_bytes();
-  if (!headers_checked_ && landed >= plan_.LayerBegin(0)) {
+  if (!headers_checked_ && landed >= plan_.headers_bytes()) {
     headers_checked_ = true;
     if (const absl::Status status = CheckHeaders(); !status.ok()) {
       Fail(status);
     }
   }
-  if (const uint32_t num_layers = plan_.geometry().num_layers; next_layer_ < num_layers) {
-    AddLanded(landed);
-    if (next_layer_ == num_layers) {
-      const absl::Status status = CheckChecksums();
-      const absl::MutexLock lock(&mutex_);
-      if (failure_.ok()) {
-        failure_ = status;
-        verified_ = status.ok();
-      }
+  if (is_summed_) {
+    return;
+  }
+  AddLanded(landed);
+  is_summed_ = landed == total_bytes();
+  if (is_summed_) {
+    const absl::Status status = CheckChecksums();
+    const absl::MutexLock lock(&mutex_);
+    if (failure_.ok()) {
+      failure_ = status;
+      verified_ = status.ok();
     }
   }
 }
@@ -238,7 +280,7 @@ absl::Status UcxPull::WaitUntil(const absl::Condition& reached) {
 
 absl::Status UcxPull::WaitForLayer(uint32_t layer) {
   CRUMB_CHECK(layer < plan_.geometry().num_layers, "a layer of the model");
-  const size_t bytes = plan_.LayerEnd(layer);
+  const size_t bytes = plan_.BytesUntil(layer);
   const auto has_landed = [this, bytes]()
                               ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return HasLanded(bytes); };
   return WaitUntil(absl::Condition(&has_landed));

@@ -34,15 +34,22 @@ namespace crumb {
 
 class UcxPull {
  public:
-  // Memory for all pages that are present in `prefix`. INVALID_ARGUMENT: there is none, or more
+  // Memory for all pages that are present in `prefix`. ordered_layers 0: as many as
+  // DefaultOrderedLayers says. INVALID_ARGUMENT: there is none, or more
   // than a pull may have. RESOURCE_EXHAUSTED: no memory.
   // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
   static absl::StatusOr<std::shared_ptr<UcxPull>> Create(const SessionInfo& session,
                                                          const LeasedPrefix& prefix,
                                                          BufferPool& buffers,
                                                          uint32_t chunk_bytes,
+                                                         uint32_t ordered_layers,
                                                          absl::Time deadline,
                                                          const Clock& clock);
+
+  // One layer in 16 comes ahead of the page images, or all layers come in their order where images
+  // are too short to be messages of their own.
+  static uint32_t DefaultOrderedLayers(const Geometry& geometry,
+                                       std::span<const PageEncoding> encodings);
 
   // What is asked of the daemon.
   PullMessage request(uint64_t request_id) const;
@@ -82,9 +89,10 @@ class UcxPull {
           BufferPool::Buffer buffer);
 
   absl::Status CheckHeaders() const;
-  // Adds the blocks within the stream's first `landed` bytes to the checksums, while they are still
-  // in the cache.
+  // Adds what lies within the stream's first `landed` bytes to the checksums, while it is still in
+  // the cache. Of what came twice, the bytes that HeadBlock shows.
   void AddLanded(size_t landed);
+  bool AddOrderedLayers(size_t landed);
   absl::Status CheckChecksums() const;
   const PageHeader& HeaderOf(uint32_t entry) const;
   absl::Status WaitUntil(const absl::Condition& reached);
@@ -98,7 +106,6 @@ class UcxPull {
   const NamespaceId namespace_id_;
   const HeadRange heads_;
   const LeaseId lease_;
-  uint32_t chunk_bytes_ = 0;
   absl::Time deadline_;
   const Clock* clock_ = nullptr;
   const std::vector<PullEntry> entries_;
@@ -108,17 +115,18 @@ class UcxPull {
   const BufferPool::Buffer buffer_;
 
   // Confined to the worker's thread.
-  std::vector<bool> is_taken_;  // One a chunk.
+  std::vector<bool> is_taken_;  // One a piece.
 
   // Confined to the verifier's thread.
-  uint32_t next_layer_ = 0;  // The blocks of which are to be added next, those of next_entry_.
-  uint32_t next_entry_ = 0;
+  uint32_t next_layer_ = 0;  // Ordered; the blocks of which are to be added next.
+  uint32_t next_entry_ = 0;  // Of that layer, or of the images after the last one.
   bool headers_checked_ = false;
-  std::vector<uint32_t> checksums_;  // [entries, heads], over the blocks added so far.
+  bool is_summed_ = false;           // All bytes have been added.
+  std::vector<uint32_t> checksums_;  // [entries, heads], over what was added so far.
 
   mutable absl::Mutex mutex_;
-  std::vector<bool> has_landed_ ABSL_GUARDED_BY(mutex_);  // One a chunk.
-  size_t num_landed_ ABSL_GUARDED_BY(mutex_) = 0;         // Chunks before the first that has not.
+  std::vector<bool> has_landed_ ABSL_GUARDED_BY(mutex_);  // One a piece.
+  size_t num_landed_ ABSL_GUARDED_BY(mutex_) = 0;         // Pieces before the first that has not.
   size_t landed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;       // Of those.
   bool verified_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -19,8 +19,12 @@ namespace crumb {
 
 struct UcxTransportOptions {
   UcxOptions ucx;
-  // Bytes of a message. Measured on loopback: docs/decisions/0060-pull-stream.md.
+  // Bytes of a message, about; see PullPlan. Measured on loopback:
+  // docs/decisions/0060-pull-stream.md.
   uint32_t chunk_bytes = 1u << 20;
+  // Layers of a pull that come in order, ahead of the page images: 1 up to all. 0: as many as suit
+  // the geometry (UcxPull::DefaultOrderedLayers).
+  uint32_t ordered_layers = 0;
   // Messages of a publish under way; each has a chunk of memory of its own.
   uint32_t stage_window = 8;
   // Memory of ended pulls that is kept for the next ones.

@@ -56,8 +56,8 @@ absl::Status PullSender::Add(UcxPeerId peer,
   }
   auto pull =
       // shared: see pulls_.
-      std::make_shared<Pull>(Pull{peer, request.preamble.request_id, request.chunk_bytes,
-                                  std::move(plan), std::move(guard), std::move(sources), 0});
+      std::make_shared<Pull>(Pull{peer, request.preamble.request_id, std::move(plan),
+                                  std::move(guard), std::move(sources), 0});
   const absl::MutexLock lock(&mutex_);
   const auto of_peer = std::count_if(pulls_.begin(), pulls_.end(),
                                      [&](const auto& other) { return other->peer == peer; });
@@ -98,7 +98,7 @@ void PullSender::CancelAll(UcxPeerId peer) {
 void PullSender::Ended(UcxPeerId peer) {
   const absl::MutexLock lock(&mutex_);
   const auto found = under_way_.find(peer);
-  CRUMB_CHECK(found != under_way_.end() && num_under_way_ > 0, "a chunk that was under way");
+  CRUMB_CHECK(found != under_way_.end() && num_under_way_ > 0, "a message that was under way");
   --num_under_way_;
   if (--found->second == 0) {
     under_way_.erase(found);
@@ -135,13 +135,31 @@ PullSender::Turn PullSender::TakeTurnLocked() {
   pulls_.erase(found);
   ++under_way_[pull->peer];
   ++num_under_way_;
-  Turn turn{pull, pull->next_offset, 0};
-  turn.bytes = std::min<size_t>(pull->chunk_bytes, pull->plan.total_bytes() - turn.offset);
-  pull->next_offset += turn.bytes;
-  if (pull->next_offset < pull->plan.total_bytes()) {
+  Turn turn{pull, pull->plan.PieceAt(pull->next_piece++)};
+  if (pull->next_piece < pull->plan.num_pieces()) {
     pulls_.push_back(std::move(pull));
   }
   return turn;
+}
+
+PullSender::Ready PullSender::MakeReady(Turn turn) {
+  const Pull& pull = *turn.pull;
+  const PullPlan::Piece& piece = turn.piece;
+  ChunkMessage message;
+  message.preamble = {.op = PullOp::kChunk, .request_id = pull.request_id};
+  message.offset = piece.offset;
+  message.total_bytes = pull.plan.total_bytes();
+  if (piece.entry != PullPlan::kGathered) {
+    const std::byte* image = pull.sources[piece.entry].image;
+    const UcxPeerId peer = pull.peer;
+    return {peer, message, {image + piece.image_offset, piece.bytes}, std::move(turn.pull)};
+  }
+  // Chunks are given back before Ended is called, so there is one.
+  std::optional<ChunkPool::Chunk> chunk = chunks_.TryTake();
+  CRUMB_CHECK(chunk.has_value(), "a chunk for each message under way");
+  const std::span<std::byte> target = chunk->bytes().first(piece.bytes);
+  pull.plan.Gather(pull.sources, piece.offset, target);
+  return {pull.peer, message, target, std::move(*chunk)};
 }
 
 void PullSender::Run() {
@@ -155,16 +173,7 @@ void PullSender::Run() {
       }
       turn = TakeTurnLocked();
     }
-    // Chunks are given back before Ended is called, so there is one.
-    std::optional<ChunkPool::Chunk> chunk = chunks_.TryTake();
-    CRUMB_CHECK(chunk.has_value(), "a chunk for each under way");
-    const Pull& pull = *turn.pull;
-    pull.plan.Gather(pull.sources, turn.offset, chunk->bytes().first(turn.bytes));
-    ChunkMessage message;
-    message.preamble = {.op = PullOp::kChunk, .request_id = pull.request_id};
-    message.offset = turn.offset;
-    message.total_bytes = pull.plan.total_bytes();
-    send_({pull.peer, message, std::move(*chunk), turn.bytes});
+    send_(MakeReady(std::move(turn)));
   }
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gathers the streams of pulls into chunks on a thread of its own, so that the UCX worker's thread
-// never copies, and hands them over to be sent. Pulls take turns by the chunk; a peer has at most
-// `window` chunks under way, and the last quarter of the chunks is only for peers that have none,
-// so that peers that stopped cannot take all of them.
+// Makes messages of the streams of pulls, and hands them over to be sent. What is gathered is
+// copied into chunks on a thread of its own, so that the UCX worker's thread never copies; parts of
+// page images are sent from the arena as they lie. Pulls take turns by the message; a peer has at
+// most `window` messages under way, and the last quarter of them is only for peers that have none,
+// so that peers that stopped cannot take all.
 //
-// A pull's pages are held (ReadGuard) until its last byte has been gathered. UCX itself only ever
-// sees chunks: no transfer refers to the arena, however long a peer takes.
+// A pull's pages are held (ReadGuard) until it has been dropped or its last message has been handed
+// over, and until no message with a part of an image is under way: a peer that stops holds them
+// until the worker's stall_timeout has closed it.
 //
 // Thread-safe.
 #pragma once
@@ -16,8 +18,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <thread>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -41,12 +45,14 @@ class PullSender {
     uint32_t window = 8;
     uint32_t max_pulls_per_peer = 64;
   };
-  // A message that is ready. Whoever gets it calls Ended(peer) once, after the chunk is given back.
+  // A message that is ready. Whoever gets it keeps `memory` until the payload is free, then
+  // destroys it and calls Ended(peer) once.
   struct Ready {
     UcxPeerId peer;
     ChunkMessage message;
-    ChunkPool::Chunk chunk;
-    size_t bytes = 0;  // Of the chunk.
+    std::span<const std::byte> payload;
+    // What the payload lies in. shared: with other messages of the pull, whose pages it may be.
+    std::variant<ChunkPool::Chunk, std::shared_ptr<const void>> memory;
   };
   using Send = std::function<void(Ready)>;  // Called on the gathering thread. Must not block.
 
@@ -59,10 +65,10 @@ class PullSender {
   // Queues a pull; `guard` holds its entries in their order and must fit `plan`. INVALID_ARGUMENT:
   // its chunks are larger than this server's. RESOURCE_EXHAUSTED: the peer has too many.
   absl::Status Add(UcxPeerId peer, const PullMessage& request, PullPlan plan, ReadGuard guard);
-  // Drops a pull, or all of a peer. Chunks under way stay under way.
+  // Drops a pull, or all of a peer. Messages under way stay under way.
   void Cancel(UcxPeerId peer, uint64_t request_id);
   void CancelAll(UcxPeerId peer);
-  // A chunk of the peer is no longer under way.
+  // A message of the peer is no longer under way.
   void Ended(UcxPeerId peer);
 
   // Drops all pulls and joins the thread. Idempotent.
@@ -73,22 +79,21 @@ class PullSender {
   struct Pull {
     UcxPeerId peer;
     uint64_t request_id;
-    uint32_t chunk_bytes;
     PullPlan plan;
     ReadGuard guard;
     std::vector<PullPlan::Source> sources;  // Into guard.
-    size_t next_offset;                     // Guarded by mutex_.
+    size_t next_piece;                      // Guarded by mutex_.
   };
   struct Turn {
     std::shared_ptr<Pull> pull;
-    size_t offset = 0;
-    size_t bytes = 0;
+    PullPlan::Piece piece;
   };
 
   PullSender(const Options& options, Send send, ChunkPool chunks);
   void Run();
   bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool MaySendLocked(UcxPeerId peer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  Ready MakeReady(Turn turn);
   Turn TakeTurnLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Predicate>
   void Drop(Predicate is_dropped);
@@ -98,9 +103,10 @@ class PullSender {
   ChunkPool chunks_;
 
   mutable absl::Mutex mutex_;
-  // shared: with the gathering thread, while it copies without the lock.
+  // shared: with the gathering thread, while it copies without the lock, and with messages.
   std::deque<std::shared_ptr<Pull>> pulls_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<UcxPeerId, uint32_t> under_way_ ABSL_GUARDED_BY(mutex_);  // Chunks of a peer.
+  std::unordered_map<UcxPeerId, uint32_t> under_way_
+      ABSL_GUARDED_BY(mutex_);  // Messages of a peer.
   size_t num_under_way_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -209,7 +209,8 @@ absl::Status UcxServer::StartPull(UcxPeerId id,
   CRUMB_ASSIGN_OR_RETURN(ReadGuard guard,
                          store_.BeginRead(peer.session, LeaseId(request.lease_id), keys));
   CRUMB_RETURN_IF_ERROR(CheckPages(entries, guard.pages(), request.geometry));
-  PullPlan plan(request.geometry, std::move(encodings));
+  PullPlan plan(request.geometry, std::move(encodings),
+                {request.ordered_layers, request.chunk_bytes});
   const size_t total_bytes = plan.total_bytes();
   CRUMB_RETURN_IF_ERROR(sender_->Add(id, request, std::move(plan), std::move(guard)));
   peer.pulls[request.preamble.request_id] = {total_bytes, 0, clock_.Now()};
@@ -244,12 +245,13 @@ void UcxServer::OnSent(UcxPeerId peer,
 void UcxServer::SendChunk(PullSender::Ready ready) {
   const UcxPeerId peer = ready.peer;
   const absl::Status posted = worker_->Post([this, peer, ready = std::move(ready)]() mutable {
-    const std::span<const std::byte> payload = ready.chunk.bytes().first(ready.bytes);
+    const std::span<const std::byte> payload = ready.payload;
     const ChunkMessage message = ready.message;
     worker_->Send(peer, WireBytes(message), payload, UcxSend::kRendezvous,
                   [this, ready = std::move(ready)](const absl::Status& status) mutable {
-                    { const ChunkPool::Chunk given_back = std::move(ready.chunk); }
-                    OnSent(ready.peer, ready.message.preamble.request_id, ready.bytes, status);
+                    { const auto given_back = std::move(ready.memory); }
+                    OnSent(ready.peer, ready.message.preamble.request_id, ready.payload.size(),
+                           status);
                   });
   });
   if (!posted.ok()) {

@@ -6,12 +6,13 @@
 //
 // A connection belongs to the session whose id and secret its first message proves. Each pull
 // checks session, lease and generations in the store when it starts; its pages are held until they
-// have been gathered. When a session ends, its connection is closed.
+// have been sent, or the connection has been closed and its transfers have ended. When a session
+// ends, its connection is closed.
 //
 // UCX's own ports have no authentication, and 1.13.1 aborts on bytes that look like UCX's: listen
 // only where every process is trusted as the daemon is. Loopback by default, and off by default.
 //
-// Thread-safe. Owns two threads: UCX's progress and the gathering of streams.
+// Thread-safe. Owns two threads: UCX's progress and the making of messages.
 #pragma once
 
 #include <atomic>

@@ -46,6 +46,10 @@ absl::Status CheckFields(const PullMessage& message) {
   if (message.chunk_bytes < 1 || message.chunk_bytes > kMaxChunkBytes) {
     return OutOfBounds("chunk size", message.chunk_bytes, absl::StrCat("1..", kMaxChunkBytes));
   }
+  if (message.ordered_layers < 1 || message.ordered_layers > message.geometry.num_layers) {
+    return OutOfBounds("number of ordered layers", message.ordered_layers,
+                       absl::StrCat("1..", message.geometry.num_layers, ", as the geometry has"));
+  }
   return absl::OkStatus();
 }
 

@@ -36,10 +36,11 @@
 namespace crumb {
 
 inline constexpr uint32_t kPullMagic = 0x50424d43;  // "CMBP"
-inline constexpr uint16_t kPullVersion = 1;
+inline constexpr uint16_t kPullVersion = 2;
 // Both encodings of each page of a prompt of 1,048,576 tokens.
 inline constexpr uint32_t kMaxPullEntries = 2 * (1u << 20) / kPageTokens;
-// Of a stream's piece. As large as a page of an 8B model at two bits: UCX gets no faster beyond it.
+// Of a stream's gathered piece; a part of an image has at most 1.5 times as many. UCX gets no
+// faster beyond it.
 inline constexpr uint32_t kMaxChunkBytes = 4u << 20;
 
 enum class PullOp : uint16_t {
@@ -68,9 +69,11 @@ struct PullMessage {
   Preamble preamble;
   uint64_t lease_id = 0;
   uint32_t num_entries = 0;  // 1..kMaxPullEntries
-  uint32_t chunk_bytes = 0;  // Of each kChunk but the last: 1..kMaxChunkBytes.
+  uint32_t chunk_bytes = 0;  // 1..kMaxChunkBytes; how the stream is cut: PullPlan::Cut.
   // The shape of the stream: the model's geometry with only the session's KV heads.
   Geometry geometry;
+  uint32_t ordered_layers = 0;  // 1..geometry.num_layers; see pull_plan.h.
+  uint32_t reserved = 0;        // Ignored.
 };
 
 // One encoding of one page that a pull wants.
@@ -111,7 +114,7 @@ struct EndMessage {
 
 static_assert(sizeof(Preamble) == 16);
 static_assert(sizeof(HelloMessage) == 40);
-static_assert(sizeof(PullMessage) == 48);
+static_assert(sizeof(PullMessage) == 56);
 static_assert(sizeof(Geometry) == 16);
 static_assert(sizeof(PullEntry) == 16);
 static_assert(sizeof(StageMessage) == 48);

@@ -30,37 +30,75 @@ void CopyAndPrefetch(std::span<const std::byte> piece,
 
 }  // namespace
 
-PullPlan::PullPlan(const Geometry& geometry, std::vector<PageEncoding> encodings)
-    : geometry_(geometry), encodings_(std::move(encodings)) {
+PullPlan::PullPlan(const Geometry& geometry, std::vector<PageEncoding> encodings, const Cut& cut)
+    : geometry_(geometry), encodings_(std::move(encodings)), cut_(cut) {
   CRUMB_CHECK(geometry_.IsValid() && !encodings_.empty(), "a pull of something");
+  CRUMB_CHECK(cut_.ordered_layers >= 1 && cut_.ordered_layers <= geometry_.num_layers &&
+                  cut_.chunk_bytes >= 1,
+              "a pull's cut");
   entry_offsets_.reserve(encodings_.size());
   for (const PageEncoding encoding : encodings_) {
     entry_offsets_.push_back(layer_bytes_);
     layer_bytes_ += geometry_.num_kv_heads * geometry_.HeadBlockBytes(encoding);
   }
+  const size_t chunk = cut_.chunk_bytes;
+  const bool has_images = cut_.ordered_layers < geometry_.num_layers;
+  image_offsets_.push_back(LayerBegin(cut_.ordered_layers));
+  image_pieces_.push_back((image_offsets_[0] + chunk - 1) / chunk);
+  for (const PageEncoding encoding : encodings_) {
+    const size_t bytes = has_images ? geometry_.PageBytes(encoding) : 0;
+    image_offsets_.push_back(image_offsets_.back() + bytes);
+    const size_t parts = has_images ? std::max<size_t>(1, (bytes + chunk / 2) / chunk) : 0;
+    image_pieces_.push_back(image_pieces_.back() + parts);
+  }
+}
+
+PullPlan::Piece PullPlan::PieceAt(size_t number) const {
+  CRUMB_CHECK(number < num_pieces(), "a piece of the stream");
+  if (number < image_pieces_.front()) {
+    const size_t offset = number * cut_.chunk_bytes;
+    return {offset, std::min<size_t>(cut_.chunk_bytes, gathered_bytes() - offset), kGathered, 0};
+  }
+  const auto after = std::upper_bound(image_pieces_.begin(), image_pieces_.end(), number);
+  const auto entry = static_cast<uint32_t>(after - image_pieces_.begin() - 1);
+  const size_t part = number - image_pieces_[entry];
+  const size_t begin = PartBegin(entry, part);
+  return {image_offsets_[entry] + begin, PartBegin(entry, part + 1) - begin, entry, begin};
+}
+
+size_t PullPlan::PieceOf(size_t offset) const {
+  CRUMB_CHECK(offset < total_bytes(), "a byte of the stream");
+  if (offset < gathered_bytes()) {
+    return offset / cut_.chunk_bytes;
+  }
+  const auto after = std::upper_bound(image_offsets_.begin(), image_offsets_.end(), offset);
+  const auto entry = static_cast<uint32_t>(after - image_offsets_.begin() - 1);
+  // The last part that begins at or before the byte: PartBegin is rounded down.
+  const size_t within = offset - image_offsets_[entry];
+  return image_pieces_[entry] + ((within + 1) * NumParts(entry) - 1) / image_bytes(entry);
 }
 
 void PullPlan::Gather(std::span<const Source> sources,
                       size_t offset,
                       std::span<std::byte> target) const {
   CRUMB_CHECK(sources.size() == encodings_.size(), "a source for each entry");
-  CRUMB_CHECK(offset <= total_bytes() && target.size() <= total_bytes() - offset,
-              "range within the stream");
+  CRUMB_CHECK(offset <= gathered_bytes() && target.size() <= gathered_bytes() - offset,
+              "range within what is gathered");
   if (target.empty()) {
     return;
   }
-  std::span<const std::byte> piece = PieceAt(sources, offset);
-  while (piece.size() < target.size()) {
-    offset += piece.size();
-    const std::span<const std::byte> next = PieceAt(sources, offset);
-    CopyAndPrefetch(piece, next, target.data());
-    target = target.subspan(piece.size());
-    piece = next;
+  std::span<const std::byte> run = RunAt(sources, offset);
+  while (run.size() < target.size()) {
+    offset += run.size();
+    const std::span<const std::byte> next = RunAt(sources, offset);
+    CopyAndPrefetch(run, next, target.data());
+    target = target.subspan(run.size());
+    run = next;
   }
-  std::memcpy(target.data(), piece.data(), target.size());
+  std::memcpy(target.data(), run.data(), target.size());
 }
 
-std::span<const std::byte> PullPlan::PieceAt(std::span<const Source> sources, size_t offset) const {
+std::span<const std::byte> PullPlan::RunAt(std::span<const Source> sources, size_t offset) const {
   if (offset < headers_bytes()) {
     const size_t within = offset % sizeof(PageHeader);
     return std::as_bytes(std::span(sources[offset / sizeof(PageHeader)].header, 1)).subspan(within);

@@ -29,6 +29,8 @@ bool FuzzEntries(const PullMessage& pull, std::span<const std::byte> payload) {
   Require(pull.num_entries >= 1 && pull.num_entries <= kMaxPullEntries, "entries out of bounds");
   Require(pull.chunk_bytes >= 1 && pull.chunk_bytes <= kMaxChunkBytes, "chunk out of bounds");
   Require(pull.geometry.IsValid(), "geometry out of bounds");
+  Require(pull.ordered_layers >= 1 && pull.ordered_layers <= pull.geometry.num_layers,
+          "ordered layers out of bounds");
   const absl::StatusOr<std::vector<PullEntry>> entries = DecodeEntries(pull, payload);
   if (!entries.ok()) {
     CheckRefusal(entries.status());
@@ -63,6 +65,7 @@ std::vector<FuzzSeed> FuzzSeeds() {
   pull.num_entries = 1;
   pull.chunk_bytes = 4096;
   pull.geometry = {.num_layers = 2, .num_kv_heads = 1, .key_dim = 64, .value_dim = 64};
+  pull.ordered_layers = 1;
   FuzzSeed pull_seed = Seed("pull", pull);
   const PullEntry entry{.page_idx = 1, .generation = 2};
   const auto payload = WireBytes(entry);

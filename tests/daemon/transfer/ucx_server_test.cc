@@ -43,7 +43,9 @@ absl::Time Soon() {
 
 class UcxServerTest : public ::testing::TestWithParam<const char*> {
  protected:
-  UcxServerTest() : profile_(MakeTransferProfile(kGeometry, kSinkPages)) {}
+  UcxServerTest() : profile_(MakeTransferProfile(kGeometry, kSinkPages)) {
+    options_.ordered_layers = 2;  // Then images, however short they are.
+  }
 
   // Starts a daemon with a published prefix of kPages pages, and connects.
   void Start(const std::vector<std::string>& more = {}) {
@@ -54,7 +56,7 @@ class UcxServerTest : public ::testing::TestWithParam<const char*> {
     daemon_->Ask(absl::StrCat("publish 1 ", kPages));
     session_ = daemon_->OpenSession(profile_);
     options_.ucx.transports = GetParam();
-    options_.chunk_bytes = 10000;  // Cuts through head blocks.
+    options_.chunk_bytes = 10000;  // Cuts through head blocks, in layers and in images.
     transport_ = Connect(session_);
   }
   std::unique_ptr<PageTransport> Connect(const SessionInfo& session) {
@@ -92,6 +94,22 @@ class UcxServerTest : public ::testing::TestWithParam<const char*> {
   UcxTransportOptions options_;
   std::unique_ptr<PageTransport> transport_;
 };
+
+TEST_P(UcxServerTest, HoweverTheStreamIsLaidOutTheBlocksAreThePublishedOnes) {
+  Start();
+  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
+  for (const uint32_t ordered_layers : {0u, 1u, 3u, kGeometry.num_layers}) {
+    for (const uint32_t chunk_bytes : {10000u, 1u << 20}) {
+      options_.ordered_layers = ordered_layers;
+      options_.chunk_bytes = chunk_bytes;
+      transport_ = Connect(session_);
+      size_t wrong = 1;
+      const absl::Status status = Pull(prefix, &wrong);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(wrong, 0u) << ordered_layers << " layers in order, messages of " << chunk_bytes;
+    }
+  }
+}
 
 TEST_P(UcxServerTest, PulledPagesAreThePublishedOnes) {
   Start();

@@ -30,6 +30,7 @@ PullMessage GoodPull() {
   pull.num_entries = 2;
   pull.chunk_bytes = 1u << 20;
   pull.geometry = {.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 64};
+  pull.ordered_layers = 2;
   return pull;
 }
 
@@ -60,9 +61,10 @@ TEST(PullMessageTest, EveryMessageComesBackAsItWasSent) {
 
 TEST(PullMessageTest, GoldenBytesOfAPull) {
   const std::vector<std::byte> bytes = Encoded(GoodPull());
-  const std::array<uint8_t, 48> golden = {
-      'C', 'M', 'B', 'P', 1, 0, 2,  0, 7,  0, 0, 0, 0, 0, 0, 0, 3,   0, 0, 0, 0,  0, 0, 0,
-      2,   0,   0,   0,   0, 0, 16, 0, 36, 0, 0, 0, 8, 0, 0, 0, 128, 0, 0, 0, 64, 0, 0, 0};
+  const std::array<uint8_t, 56> golden = {'C', 'M', 'B', 'P', 2,  0, 2, 0, 7, 0, 0, 0, 0,   0,
+                                          0,   0,   3,   0,   0,  0, 0, 0, 0, 0, 2, 0, 0,   0,
+                                          0,   0,   16,  0,   36, 0, 0, 0, 8, 0, 0, 0, 128, 0,
+                                          0,   0,   64,  0,   0,  0, 2, 0, 0, 0, 0, 0, 0,   0};
   ASSERT_EQ(bytes.size(), golden.size());
   EXPECT_EQ(std::memcmp(bytes.data(), golden.data(), golden.size()), 0);
 }
@@ -98,8 +100,13 @@ TEST(PullMessageTest, FieldsOutOfBoundsAreNamed) {
   pull.chunk_bytes = 0;
   EXPECT_THAT(message_of(pull), HasSubstr("chunk size is 0"));
   pull = GoodPull();
-  pull.preamble.version = 2;
-  EXPECT_THAT(message_of(pull), HasSubstr("version is 2"));
+  pull.ordered_layers = 0;
+  EXPECT_THAT(message_of(pull), HasSubstr("ordered layers is 0, must be 1..36"));
+  pull.ordered_layers = 37;
+  EXPECT_THAT(message_of(pull), HasSubstr("ordered layers is 37, must be 1..36"));
+  pull = GoodPull();
+  pull.preamble.version = 1;
+  EXPECT_THAT(message_of(pull), HasSubstr("version is 1"));
   pull = GoodPull();
   pull.preamble.magic = 0;
   EXPECT_THAT(message_of(pull), HasSubstr("magic"));
@@ -168,6 +175,7 @@ TEST(PullMessageTest, RandomBytesAreRefusedOrWithinBounds) {
     } else if (const auto* pull = std::get_if<PullMessage>(&*message)) {
       EXPECT_TRUE(pull->geometry.IsValid());
       EXPECT_LE(pull->chunk_bytes, kMaxChunkBytes);
+      EXPECT_LE(pull->ordered_layers, pull->geometry.num_layers);
     } else if (const auto* stage = std::get_if<StageMessage>(&*message)) {
       EXPECT_LT(stage->offset, kMaxStagingBytes);
     }

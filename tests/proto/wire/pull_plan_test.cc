@@ -34,31 +34,64 @@ struct Pages {
 const std::vector<PageEncoding> kMixed = {PageEncoding::kBf16, PageEncoding::kInt2,
                                           PageEncoding::kInt2, PageEncoding::kBf16};
 
-TEST(PullPlanTest, LayersFollowOneAnotherWithoutGaps) {
-  const PullPlan plan(kGeometry, kMixed);
-  size_t expected = kMixed.size() * sizeof(PageHeader);
-  for (uint32_t layer = 0; layer < kGeometry.num_layers; ++layer) {
-    EXPECT_EQ(plan.LayerBegin(layer), expected);
-    for (uint32_t entry = 0; entry < plan.num_entries(); ++entry) {
-      for (uint32_t head = 0; head < kGeometry.num_kv_heads; ++head) {
-        EXPECT_EQ(plan.BlockOffset(layer, entry, head), expected);
-        EXPECT_EQ(expected % 512, 0u);
-        expected += kGeometry.HeadBlockBytes(kMixed[entry]);
+TEST(PullPlanTest, OrderedLayersFollowOneAnotherWithoutGapsAndImagesAfterThem) {
+  for (uint32_t ordered = 1; ordered <= kGeometry.num_layers; ++ordered) {
+    const PullPlan plan(kGeometry, kMixed, {ordered, 5000});
+    size_t expected = kMixed.size() * sizeof(PageHeader);
+    EXPECT_EQ(plan.headers_bytes(), expected);
+    for (uint32_t layer = 0; layer < ordered; ++layer) {
+      for (uint32_t entry = 0; entry < plan.num_entries(); ++entry) {
+        for (uint32_t head = 0; head < kGeometry.num_kv_heads; ++head) {
+          EXPECT_EQ(plan.BlockOffset(layer, entry, head), expected);
+          EXPECT_EQ(expected % 512, 0u);
+          expected += kGeometry.HeadBlockBytes(kMixed[entry]);
+        }
       }
+      EXPECT_EQ(plan.BytesUntil(layer),
+                layer + 1 < kGeometry.num_layers || ordered < 3 ? expected : plan.total_bytes());
     }
-    EXPECT_EQ(plan.LayerEnd(layer), expected);
+    for (uint32_t entry = 0; ordered < kGeometry.num_layers && entry < plan.num_entries();
+         ++entry) {
+      EXPECT_EQ(plan.BlockOffset(ordered, entry, 1),
+                expected + kGeometry.HeadBlockOffset(kMixed[entry], ordered, 1));
+      EXPECT_EQ(plan.BytesUntil(ordered), plan.total_bytes());
+      expected += kGeometry.PageBytes(kMixed[entry]);
+    }
+    EXPECT_EQ(plan.total_bytes(), expected);
   }
-  EXPECT_EQ(plan.total_bytes(), expected);
 }
 
-TEST(PullPlanTest, GatheredInPiecesOfAnySizeTheBlocksAreTheImages) {
+TEST(PullPlanTest, PiecesOfAnySizeCoverTheStreamOnce) {
+  for (const uint32_t chunk : {1u, 3u, 511u, 4096u, 10000u, 100000000u}) {
+    const PullPlan plan(kGeometry, kMixed, {1, chunk});
+    size_t offset = 0;
+    for (size_t number = 0; number < plan.num_pieces(); ++number) {
+      const PullPlan::Piece piece = plan.PieceAt(number);
+      ASSERT_EQ(piece.offset, offset);
+      ASSERT_GT(piece.bytes, 0u);
+      ASSERT_LE(piece.bytes, size_t{chunk} + (chunk + 1) / 2);
+      ASSERT_EQ(plan.PieceOf(offset), number);
+      ASSERT_EQ(plan.PieceOf(offset + piece.bytes - 1), number);
+      offset += piece.bytes;
+    }
+    EXPECT_EQ(offset, plan.total_bytes());
+  }
+}
+
+TEST(PullPlanTest, ReceivedInPiecesOfAnySizeTheBlocksAreTheImages) {
   const Pages pages(kMixed);
-  const PullPlan plan(kGeometry, kMixed);
-  for (const size_t piece : {size_t{1}, size_t{511}, size_t{4096}, size_t{100000000}}) {
+  for (const PullPlan::Cut cut :
+       {PullPlan::Cut{3, 1}, {3, 511}, {1, 4096}, {2, 777}, {2, 100000000}}) {
+    const PullPlan plan(kGeometry, kMixed, cut);
     std::vector<std::byte> stream(plan.total_bytes());
-    for (size_t offset = 0; offset < stream.size(); offset += piece) {
-      const size_t bytes = std::min(piece, stream.size() - offset);
-      plan.Gather(pages.sources, offset, std::span(stream).subspan(offset, bytes));
+    for (size_t number = 0; number < plan.num_pieces(); ++number) {
+      const PullPlan::Piece piece = plan.PieceAt(number);
+      const auto target = std::span(stream).subspan(piece.offset, piece.bytes);
+      if (piece.entry == PullPlan::kGathered) {
+        plan.Gather(pages.sources, piece.offset, target);
+      } else {
+        std::copy_n(&pages.images[piece.entry][piece.image_offset], piece.bytes, target.data());
+      }
     }
     for (uint32_t entry = 0; entry < plan.num_entries(); ++entry) {
       EXPECT_EQ(std::memcmp(&stream[PullPlan::HeaderOffset(entry)], &pages.headers[entry],
