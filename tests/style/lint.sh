@@ -17,10 +17,9 @@ if [ $# -gt 0 ]; then
 else
   mapfile -t files < <(git ls-files -co --exclude-standard -- 'proto/*.cc' 'cuda/*.cc' 'client/*.cc' 'daemon/*.cc')
 fi
-# Without CUDA's compiler its host code is not part of the build.
-if ! grep -q 'cuda/gpu/device\.cc' "$build/compile_commands.json"; then
-  mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -vE '^cuda/gpu/(device|shared_decode|split_decode)\.cc$')
-fi
+# With CUDA's compiler or without, some of these are not part of the build.
+in_build() { case $1 in cuda/gpu/*) grep -q "/$1\"" "$build/compile_commands.json" ;; esac; }
+mapfile -t files < <(for file in "${files[@]}"; do in_build "$file" && echo "$file"; done)
 echo "clang-tidy: ${#files[@]} files, $(nproc) at a time"
 total=${#files[@]}
 count=0

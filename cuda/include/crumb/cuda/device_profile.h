@@ -41,7 +41,7 @@ class DeviceProfile {
   // The same from parts: `heads` is [num_layers, num_kv_heads], all of one codec.
   static absl::StatusOr<std::unique_ptr<DeviceProfile>> Create(
       const Geometry& geometry, std::span<const HeadParameters> heads);
-  ~DeviceProfile();
+  ~DeviceProfile();  // NOLINT(performance-trivially-destructible): it is so without CUDA only.
   DeviceProfile(const DeviceProfile&) = delete;
   DeviceProfile& operator=(const DeviceProfile&) = delete;
 
