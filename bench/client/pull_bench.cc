@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Pulls of a published prefix over UCX from another process, beside what ucx_perftest reaches with
-// active messages by rendezvous, the same transports, the same settings of UCX, the same message
-// size and as many messages under way. An 8B model's pages (36 layers, 8 KV heads, head_dim 128),
-// one after the other in the daemon's arena, and scattered between another prefix's; a pull ends
-// when all bytes are in place and every checksum has been verified.
+// active messages by rendezvous, the same transports and the same settings of UCX. An 8B model's
+// pages (36 layers, 8 KV heads, head_dim 128), one after the other in the daemon's arena, and
+// scattered between another prefix's. Two figures of each: landed, when all bytes of the pages are
+// in place, and verified, when every checksum has been compared too, which always follows.
 //
-// Rounds of pulls and of ucx_perftest take turns, and what counts is the median of the rounds'
-// ratios: a neighbour's load then hits both. ucx_perftest runs once spinning, its default, and once
-// sleeping until there is work, as we do; the faster of the two is the round's limit, since a
-// spinning process loses where cores are few and a sleeping one where they are idle.
+// Two limits. "Same size": messages as large as the whole pull, one at a time, whose memory has
+// been written to (written_memory.cc says why), as pages have. "Hot": ucx_perftest as it is, one
+// buffer of a page's size that is sent again and again from the cache, as many under way as ours.
+//
+// Pulls and ucx_perftest take turns, and what counts is the median of the rounds' ratios: a
+// neighbour's load then hits both. ucx_perftest runs once spinning, its default, and once sleeping
+// until there is work, as we do; the faster of the two is the round's limit, since a spinning
+// process loses where cores are few and a sleeping one where they are idle.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -35,11 +39,13 @@ namespace crumb::bench {
 namespace {
 
 constexpr Geometry kGeometry{.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 128};
-constexpr int kRounds = 9;
-constexpr int kPullsARound = 3;
+constexpr int kRounds = 5;
+constexpr int kPullsARound = 5;
 constexpr uint32_t kMessageBytes = 1u << 20;
 constexpr uint32_t kWindow = 8;
 constexpr uint32_t kPages = 128;
+constexpr size_t kPageBytes = kGeometry.PageBytes(PageEncoding::kInt2);
+constexpr size_t kPullBytes = kPages * kPageBytes;
 
 struct Case {
   const char* name;
@@ -53,8 +59,18 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// What ucx_perftest is to send.
+struct Traffic {
+  size_t message_bytes;
+  uint32_t window;
+  uint32_t messages;
+  bool written;  // Its memory.
+};
+constexpr Traffic kSameSize{kPullBytes, 1, 5, true};
+constexpr Traffic kHot{kPageBytes, kWindow, 200, false};
+
 // GB/s of ucx_perftest; 0 when it is not there. `wait`: "poll" or "sleep".
-double MeasurePerftest(const char* transports, const char* wait) {
+double RunPerftest(const char* transports, const Traffic& traffic, const char* wait) {
   static int port = 18515;
   ++port;
   // As ucx_context.cc sets them.
@@ -62,13 +78,15 @@ double MeasurePerftest(const char* transports, const char* wait) {
       "UCX_TLS=", transports,
       " UCX_NET_DEVICES=lo UCX_TCP_PUT_ENABLE=n UCX_TCP_TX_SEG_SIZE=256K UCX_TCP_RX_SEG_SIZE=512K "
       "UCX_CMA_MEMORY_INVALIDATE=y UCX_ZCOPY_THRESH=inf UCX_RNDV_THRESH=64K "
-      "UCX_WARN_UNUSED_ENV_VARS=n ");
-  const std::string test = absl::StrCat("ucx_perftest -t ucp_am_bw -e -f -w 16 -n 300 -I -E ", wait,
-                                        " -s ", kMessageBytes, " -O ", kWindow, " -p ", port);
+      "UCX_WARN_UNUSED_ENV_VARS=n ",
+      traffic.written ? "UCX_MEM_MMAP_HOOK_MODE=none LD_PRELOAD=" CRUMB_WRITTEN_MEMORY " " : "");
+  const std::string test = absl::StrCat(
+      "ucx_perftest -t ucp_am_bw -e -f -w ", traffic.window * 2, " -n ", traffic.messages,
+      " -I -E ", wait, " -s ", traffic.message_bytes, " -O ", traffic.window, " -p ", port);
   const std::string command =
-      absl::StrCat("(", settings, "timeout 20 ", test,
-                   " >/dev/null 2>&1 &); for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.05; ", settings,
-                   "timeout 20 ", test, " 127.0.0.1 2>/dev/null | tail -1 | grep . && break; done");
+      absl::StrCat("(", settings, "timeout 5 ", test,
+                   " >/dev/null 2>&1 &); for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; ", settings,
+                   "timeout 5 ", test, " 127.0.0.1 2>/dev/null | tail -1 | grep . && break; done");
   std::FILE* output = popen(command.c_str(), "r");
   std::array<double, 6> columns{};
   for (double& column : columns) {
@@ -78,6 +96,11 @@ double MeasurePerftest(const char* transports, const char* wait) {
   }
   pclose(output);
   return columns[5] * (1 << 20) / 1e9;  // It calls MiB MB.
+}
+
+double MeasurePerftest(const char* transports, const Traffic& traffic) {
+  return std::max(RunPerftest(transports, traffic, "poll"),
+                  RunPerftest(transports, traffic, "sleep"));
 }
 
 double ProcessSeconds() {
@@ -90,7 +113,6 @@ struct Pull {
   double seconds = 0;
   double first_layer_seconds = 0;
   double landed_seconds = 0;
-  size_t bytes = 0;
 };
 
 Pull PullOnce(PageTransport& transport, const LeasedPrefix& prefix) {
@@ -107,7 +129,6 @@ Pull PullOnce(PageTransport& transport, const LeasedPrefix& prefix) {
   const absl::Status valid = (*source)->Validate();
   CRUMB_CHECK(valid.ok(), std::string(valid.message()).c_str());
   pull.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-  pull.bytes = (*source)->copied_bytes();
   return pull;
 }
 
@@ -127,12 +148,12 @@ void Publish(testing::TransferProcess& daemon, bool scattered) {
 
 // What the rounds of one case gave, a value each.
 struct Rounds {
-  std::vector<double> pulled;
-  std::vector<double> landed;
-  std::vector<double> first_layer;
-  std::vector<double> ratios;
-  double cpu_seconds = 0;  // Of both ends.
-  double gigabytes = 0;
+  std::vector<double> landed;  // GB/s
+  std::vector<double> verified;
+  std::vector<double> same_size;
+  std::vector<double> hot;
+  std::vector<double> first_layer;  // Its share of the time until all had landed.
+  double cpu_seconds = 0;           // Of both ends.
 };
 
 void RunRound(const Case& of,
@@ -140,23 +161,58 @@ void RunRound(const Case& of,
               PageTransport& transport,
               const LeasedPrefix& prefix,
               Rounds& rounds) {
-  const double spinning = MeasurePerftest(of.transports, "poll");
-  std::vector<double> pulled;
+  rounds.same_size.push_back(MeasurePerftest(of.transports, kSameSize));
+  std::vector<double> landed;
+  std::vector<double> verified;
+  constexpr double kGigabytes = static_cast<double>(kPullBytes) / 1e9;
   const double before = daemon.CpuSeconds() + ProcessSeconds();
   for (int i = 0; i < kPullsARound; ++i) {
     const Pull pull = PullOnce(transport, prefix);
-    const double gigabytes = static_cast<double>(pull.bytes) / 1e9;
-    rounds.gigabytes += gigabytes;
-    pulled.push_back(gigabytes / pull.seconds);
-    rounds.landed.push_back(gigabytes / pull.landed_seconds);
-    rounds.first_layer.push_back(pull.first_layer_seconds / pull.seconds);
+    landed.push_back(kGigabytes / pull.landed_seconds);
+    verified.push_back(kGigabytes / pull.seconds);
+    rounds.first_layer.push_back(pull.first_layer_seconds / pull.landed_seconds);
   }
   rounds.cpu_seconds += daemon.CpuSeconds() + ProcessSeconds() - before;
-  const double limit = std::max(spinning, MeasurePerftest(of.transports, "sleep"));
-  rounds.pulled.push_back(Median(pulled));
-  if (limit > 0) {
-    rounds.ratios.push_back(rounds.pulled.back() / limit);
+  rounds.hot.push_back(MeasurePerftest(of.transports, kHot));
+  rounds.landed.push_back(Median(landed));
+  rounds.verified.push_back(Median(verified));
+}
+
+// Of each round's value to its limit; empty without ucx_perftest.
+std::vector<double> Ratios(const std::vector<double>& values, const std::vector<double>& limits) {
+  std::vector<double> ratios;
+  for (size_t round = 0; round < values.size(); ++round) {
+    if (limits[round] > 0) {
+      ratios.push_back(values[round] / limits[round]);
+    }
   }
+  return ratios;
+}
+
+// A figure beside the limit that makes their quotient the median of the rounds'.
+void RegisterRatio(const std::string& name,
+                   const std::vector<double>& values,
+                   const std::vector<double>& limits,
+                   const char* limit_name,
+                   double target) {
+  const std::vector<double> ratios = Ratios(values, limits);
+  const double value = Median(values);
+  Figure figure;
+  figure.value = value;
+  figure.unit = "GB/s";
+  if (!ratios.empty()) {
+    const double ratio = Median(ratios);
+    figure.limit = value / ratio;
+    figure.limit_name = limit_name;
+    if (target > 0) {
+      figure.target = target * value / ratio;
+    }
+    absl::PrintF("%-32s %5.2f GB/s, %3.0f %% of %5.2f (rounds from %.0f to %.0f %%): %s\n", name,
+                 value, 100 * ratio, value / ratio,
+                 100 * *std::min_element(ratios.begin(), ratios.end()),
+                 100 * *std::max_element(ratios.begin(), ratios.end()), limit_name);
+  }
+  Register(name, figure);
 }
 
 void Measure(const Case& of) {
@@ -180,26 +236,19 @@ void Measure(const Case& of) {
     daemon.Ask(absl::StrCat("renew ", session.id.value(), " ", prefix.lease.value()));
     RunRound(of, daemon, **transport, prefix, rounds);
   }
-  const double value = Median(rounds.pulled);
-  const double ratio = rounds.ratios.empty() ? 0 : Median(rounds.ratios);
-  const double limit = ratio > 0 ? value / ratio : 0;
-  absl::PrintF(
-      "%-14s %5.2f GB/s verified, %5.2f landed, ucx_perftest %5.2f: %3.0f %% of it, limit 85 %% "
-      "(rounds from %.0f to %.0f %%)  layer 0 after %.0f %%  both ends %.2f CPU s/GB\n",
-      of.name, value, Median(rounds.landed), limit, 100 * ratio,
-      rounds.ratios.empty() ? 0
-                            : 100 * *std::min_element(rounds.ratios.begin(), rounds.ratios.end()),
-      rounds.ratios.empty() ? 0
-                            : 100 * *std::max_element(rounds.ratios.begin(), rounds.ratios.end()),
-      100 * Median(rounds.first_layer), rounds.cpu_seconds / rounds.gigabytes);
+  const std::string name = absl::StrCat("UcxPull/", of.name);
+  constexpr const char* kSameSizeName =
+      "ucx_perftest ucp_am_bw by rendezvous, same transports, messages of the pull's size, in "
+      "turns";
+  RegisterRatio(name, rounds.landed, rounds.same_size, kSameSizeName, 0.85);
+  RegisterRatio(absl::StrCat(name, "/verified"), rounds.verified, rounds.same_size, kSameSizeName,
+                0);
+  RegisterRatio(absl::StrCat(name, "/beside_hot"), rounds.landed, rounds.hot,
+                "ucx_perftest of a page's size, sending one buffer from the cache", 0);
+  absl::PrintF("%-32s layer 0 after %.0f %% of landing, both ends %.2f CPU s/GB\n", name,
+               100 * Median(rounds.first_layer),
+               rounds.cpu_seconds * 1e9 / (kRounds * kPullsARound * double{kPullBytes}));
   std::fflush(stdout);
-  Register(absl::StrCat("UcxPull/", of.name),
-           {.value = value,
-            .limit = limit,
-            .target = 0.85 * limit,
-            .unit = "GB/s",
-            .limit_name = "ucx_perftest ucp_am_bw by rendezvous, same transports, settings and "
-                          "message size, in turns"});
   Register(absl::StrCat("UcxPull/", of.name, "/first_layer"),
            {.value = 100 * Median(rounds.first_layer),
             .limit = 100.0 / kGeometry.num_layers,
