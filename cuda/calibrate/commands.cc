@@ -14,6 +14,8 @@
 #include "absl/strings/str_format.h"
 
 #include "crumb/cuda/statistics.h"
+#include "cuda/calibrate/report/page.h"
+#include "cuda/calibrate/report/verdict.h"
 #include "cuda/calibrate/rotation.h"
 #include "cuda/profile/safetensors.h"
 #include "proto/base/file.h"
@@ -173,6 +175,27 @@ absl::Status Import(const ImportFiles& files,
   CRUMB_ASSIGN_OR_RETURN(const ImportedProfile imported,
                          ImportProfile(keys, values, statistics, options));
   return Write(imported.parts, imported.warnings, profile_path, streams);
+}
+
+absl::Status Report(const ReportFiles& files, const ReportOptions& options, Streams streams) {
+  CRUMB_ASSIGN_OR_RETURN(const Statistics statistics, Statistics::Load(files.statistics));
+  CRUMB_ASSIGN_OR_RETURN(const auto profile, Profile::Load(files.profile));
+  CRUMB_ASSIGN_OR_RETURN(const ReportFigures figures,
+                         ComputeFigures(statistics, *profile, options));
+  const std::string page = ReportPage(figures);
+  CRUMB_RETURN_IF_ERROR(WriteFileAtomically(files.page, std::as_bytes(std::span(page))));
+  if (!files.json.empty()) {
+    const std::string json = ReportJson(figures);
+    CRUMB_RETURN_IF_ERROR(WriteFileAtomically(files.json, std::as_bytes(std::span(json))));
+  }
+  for (const std::string& warning : figures.warnings) {
+    streams.err << "warning: " << warning << "\n";
+  }
+  for (const std::string& sentence : Verdict(figures)) {
+    streams.out << sentence << "\n";
+  }
+  streams.out << "\nwrote " << files.page.string() << "\n";
+  return absl::OkStatus();
 }
 
 absl::Status Inspect(const std::filesystem::path& path, Streams streams) {

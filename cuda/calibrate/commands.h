@@ -11,6 +11,7 @@
 
 #include "crumb/cuda/fit_profile.h"
 #include "cuda/calibrate/import_profile.h"
+#include "cuda/calibrate/report/figures.h"
 
 namespace crumb::calibrate {
 
@@ -37,6 +38,16 @@ absl::Status Import(const ImportFiles& files,
                     const ImportOptions& options,
                     const std::filesystem::path& profile,
                     Streams streams);
+
+// Writes what the profile is expected to cost as a page and, unless the path is empty, as JSON; the
+// verdict also goes to `out`. Errors as ComputeFigures and those of the readers.
+struct ReportFiles {
+  std::filesystem::path statistics;
+  std::filesystem::path profile;
+  std::filesystem::path page;
+  std::filesystem::path json;
+};
+absl::Status Report(const ReportFiles& files, const ReportOptions& options, Streams streams);
 
 // Describes a profile or a statistics file, whichever it is, after all checks of its reader.
 absl::Status Inspect(const std::filesystem::path& path, Streams streams);

@@ -44,6 +44,18 @@ constexpr char kImportExamples[] =
     "  crumb-calibrate import --k k.pt --v v.pt --stats stats.safetensors --out p.safetensors\n"
     "      the same rotations with what the statistics add (oscar-int2-aware)";
 
+constexpr char kReportExamples[] =
+    "One self-contained page: the predicted error of attention by layer, head and recipe, where\n"
+    "the loss sits, spectra, memory a token against BF16, and a verdict in words. Statistics hold\n"
+    "no rows of the model, so rows are drawn from each head's moments and go through the real\n"
+    "codec: trust it to compare recipes and heads, and measure perplexity before you serve.\n"
+    "\n"
+    "Examples:\n"
+    "  crumb-calibrate report stats.safetensors profile.safetensors --out report.html\n"
+    "  crumb-calibrate report stats.safetensors profile.safetensors --out report.html \\\n"
+    "      --json report.json --pages 16\n"
+    "      the numbers as well, steadier, in four times the time";
+
 constexpr char kInspectExamples[] =
     "Examples:\n"
     "  crumb-calibrate inspect profile.safetensors\n"
@@ -78,6 +90,8 @@ struct Arguments {
   std::string expected_id;
   FitOptions fit;
   ImportFiles import_files;
+  ReportFiles report_files;
+  ReportOptions report_options;
   ImportOptions import_options;
 };
 
@@ -164,12 +178,34 @@ CLI::App* AddImport(CLI::App* app, Arguments* arguments) {
   return command;
 }
 
+CLI::App* AddReport(CLI::App* app, Arguments* arguments) {
+  CLI::App* report = app->add_subcommand("report", "What a profile is expected to cost, as a page");
+  report->footer(kReportExamples);
+  report->add_option("statistics", arguments->report_files.statistics, "Of the model")
+      ->required()
+      ->type_name("FILE");
+  report->add_option("profile", arguments->report_files.profile, "Fitted or imported")
+      ->required()
+      ->type_name("FILE");
+  report->add_option("-o,--out", arguments->report_files.page, "The page (HTML) to write")
+      ->required()
+      ->type_name("FILE");
+  report->add_option("--json", arguments->report_files.json, "The same numbers, for programs")
+      ->type_name("FILE");
+  report
+      ->add_option("--pages", arguments->report_options.num_pages,
+                   "Pages of 64 keys to draw a head")
+      ->capture_default_str();
+  return report;
+}
+
 int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{kAbout, "crumb-calibrate"};
   app.require_subcommand(1);
   const CLI::App* fit = AddFit(&app, &arguments);
   const CLI::App* import_command = AddImport(&app, &arguments);
+  const CLI::App* report = AddReport(&app, &arguments);
 
   CLI::App* inspect = app.add_subcommand("inspect", "Describe a profile or a statistics file");
   inspect->footer(kInspectExamples);
@@ -188,6 +224,8 @@ int Main(int argc, char** argv) {
     status = Fit(arguments.statistics, arguments.fit, arguments.profile, streams);
   } else if (import_command->parsed()) {
     status = Import(arguments.import_files, arguments.import_options, arguments.profile, streams);
+  } else if (report->parsed()) {
+    status = Report(arguments.report_files, arguments.report_options, streams);
   } else if (inspect->parsed()) {
     status = Inspect(arguments.profile, streams);
   } else {

@@ -62,7 +62,7 @@ LIBRARIES = {
     "toml++": (r"toml\+\+/", {"daemon/server"}),
     "CLI11": (r"CLI/", {"daemon/server", "daemon/ctl", "cuda/calibrate", "client/example"}),
     "Eigen": (r"Eigen/", {"cuda/calibrate", "client/example"}),
-    "nlohmann-json": (r"nlohmann/", {"cuda/profile", "daemon/ctl", "client/example"}),
+    "nlohmann-json": (r"nlohmann/", {"cuda/profile", "cuda/calibrate", "daemon/ctl", "client/example"}),
     "OpenSSL": (r"openssl/", {"proto/page"}),
 }
 

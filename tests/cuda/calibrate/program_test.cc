@@ -180,6 +180,22 @@ TEST_F(CalibrateProgramTest, RotationsThatWouldRunCodeAreNotImported) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "profile"));
 }
 
+TEST_F(CalibrateProgramTest, ReportsWhatAProfileCosts) {
+  ASSERT_EQ(Run("fit stats --out profile").status, 0);
+  const Outcome report = Run("report stats profile --out page.html --json numbers.json");
+  EXPECT_EQ(report.status, 0) << report.err;
+  EXPECT_THAT(report.out, AllOf(HasSubstr("Half of the loss sits in"), HasSubstr("wrote page")));
+  EXPECT_THAT(TextOf(folder_ / "page.html"), HasSubstr("</html>"));
+  EXPECT_THAT(TextOf(folder_ / "numbers.json"),
+              AllOf(HasSubstr("\"crumb.report.v1\""), HasSubstr("\"this profile\"")));
+}
+
+TEST_F(CalibrateProgramTest, AReportOfNothingWritesNothing) {
+  const Outcome report = Run("report stats stats --out page.html");
+  EXPECT_EQ(report.status, 1);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "page.html"));
+}
+
 TEST_F(CalibrateProgramTest, HelpTeachesByExample) {
   const Outcome help = Run("fit --help");
   EXPECT_EQ(help.status, 0);
