@@ -19,6 +19,7 @@ constexpr char kStyle[] =
     "svg{max-width:100%;height:auto;display:block}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "td,th{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:top}"
+    "td+td{white-space:nowrap}"
     ".note{opacity:.75;font-size:.9rem}.warn{border-left:4px solid #d55e00;padding-left:.8rem}"
     "code{font-size:.9em;overflow-wrap:anywhere}";
 
