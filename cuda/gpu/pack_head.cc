@@ -67,8 +67,8 @@ class HeadPacker {
       for (uint32_t step = 0; step < dim_ / 16; ++step) {
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
           for (const uint32_t k : {0u, 1u, 8u, 9u}) {
-            const size_t row = 16 * step + 2 * (lane % 4) + k;
-            const Bf16Parts parts = Split(rotation[row * dim_ + 8 * tile + lane / 4]);
+            const uint32_t row = 16 * step + 2 * (lane % 4) + k;
+            const Bf16Parts parts = Split(rotation[size_t{row} * dim_ + 8 * tile + lane / 4]);
             Store(layout_.rotation(is_value, kRotateUpper), index, parts.upper);
             Store(layout_.rotation(is_value, kRotateLower), index, parts.lower);
             ++index;
@@ -146,7 +146,7 @@ class HeadPacker {
         for (uint32_t j = i; j < kBlock; ++j) {
           const float weight = at(block * kBlock + i, block * kBlock + j);
           Store(layout_.diagonal(), (size_t{block} * kBlock + i) * kBlock + j,
-                i == j ? 1 / weight : weight);
+                (i == j ? 1.0f : weight) / at(block * kBlock + i, block * kBlock + i));
         }
       }
       for (uint32_t above = 0; above < block; ++above) {
@@ -155,9 +155,9 @@ class HeadPacker {
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
           for (uint32_t half = 0; half < 2; ++half) {
             for (const uint32_t k : {0u, 1u, 8u, 9u}) {
-              Store(tile, index++,
-                    BFloat16::FromFloat(at(above * kBlock + 2 * (lane % 4) + k,
-                                           block * kBlock + 8 * half + lane / 4)));
+              const uint32_t row = above * kBlock + 2 * (lane % 4) + k;
+              const float weight = at(row, block * kBlock + 8 * half + lane / 4);
+              Store(tile, index++, BFloat16::FromFloat(weight / at(row, row)));
             }
           }
         }

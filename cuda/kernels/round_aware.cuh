@@ -39,11 +39,9 @@ __device__ __forceinline__ RowLevels AwareLevels(const RowShare<kDim>& share, in
   const auto from_top = [](float ratio) {
     return kDim - min(static_cast<int>(ratio * static_cast<float>(kDim)), kDim - 1);
   };
-  // The smaller a cut, the more of the row lies above it: found from the smallest on, each is a
-  // bound for the next, but rows of one warp differ, so all go the same way.
-  const int most = min(share.largest, 0x7f7f);
-  const int cuts[3] = {share.Largest(from_top(0.98f), most), share.Largest(from_top(0.95f), most),
-                       share.Largest(from_top(0.90f), most)};
+  int cuts[3];
+  share.template FindLargest<3>({from_top(0.98f), from_top(0.95f), from_top(0.90f)},
+                                min(share.largest, 0x7f7f), cuts);
   const int cut = range == 1 ? cuts[0] : range == 2 ? cuts[1] : cuts[2];
   return MakeLevels(share.low, share.high, range == 0 ? INFINITY : ClipThreshold(cut));
 }
@@ -85,14 +83,14 @@ __device__ __forceinline__ void PushEarlierErrors(AwareScratch<kDim>& scratch,
 }
 
 // Rounds the 16 channels `x` one after another; leaves errors in them and returns their row word.
-// `weights` [16, 16]: the feedback's diagonal block, its diagonal inverted.
+// `weights` [16, 16]: the feedback's diagonal block, each row divided by its diagonal element, in
+// whose place is the element's inverse.
 __device__ __forceinline__ uint32_t RoundBlock(float (&x)[16],
                                                const float* weights,
                                                float inverse_scale,
                                                AwareProblem& problem) {
-  // Added to a small number, leaves its nearest integer in the low bits.
+  // A sum with it is rounded to an integer, which is in the low bits.
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23.
-  const float offset = -problem.levels.min * inverse_scale;
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -105,12 +103,12 @@ __device__ __forceinline__ uint32_t RoundBlock(float (&x)[16],
       row[j + 2] = four.z;
       row[j + 3] = four.w;
     }
-    const float step = fminf(fmaxf(fmaf(x[i], inverse_scale, offset), 0.0f), 3.0f);
-    const float shifted = __fadd_rn(step, kMagic);
-    const float level = fmaf(__fsub_rn(shifted, kMagic), problem.levels.scale, problem.levels.min);
-    const float error = (x[i] - level) * row[i];
+    const float above = x[i] - problem.levels.min;
+    const float shifted = fminf(fmaxf(fmaf(above, inverse_scale, kMagic), kMagic), kMagic + 3.0f);
+    const float error = fmaf(kMagic - shifted, problem.levels.scale, above);
     word += (__float_as_uint(shifted) & 3u) << (2 * i);
-    problem.loss = fmaf(error, error, problem.loss);
+    const float weighted = error * row[i];
+    problem.loss = fmaf(weighted, weighted, problem.loss);
     x[i] = error;
 #pragma unroll
     for (int j = i + 1; j < 16; ++j) {

@@ -107,8 +107,8 @@ struct RowShare {
                      [](float a, float b) { return fmaxf(a, b); });
   }
 
-  // How many of the row's magnitudes are at least `bits`.
-  __device__ __forceinline__ int CountFrom(int bits) const {
+  // How many of the lane's magnitudes are at least `bits`.
+  __device__ __forceinline__ float CountInShare(int bits) const {
     const __nv_bfloat162 bound = PairOf(static_cast<uint32_t>(bits));
     __nv_bfloat162 counts[2] = {AsPair(0), AsPair(0)};
 #pragma unroll
@@ -119,27 +119,71 @@ struct RowShare {
       }
     }
     const __nv_bfloat162 both = __hadd2(counts[0], counts[1]);  // At most 64: exact in bf16.
-    const int mine = static_cast<int>(__low2float(both) + __high2float(both));
-    return ReduceRow(mine, [](int a, int b) { return a + b; });
+    return __low2float(both) + __high2float(both);
   }
 
-  // Bits of the n-th largest magnitude, n from 1 to kDim, which is at most that of `most`.
-  __device__ __forceinline__ int Largest(int n, int most) const {
-    int low_bits = max(most - 255, 0);  // Within a factor of four, nearly always.
-    int high_bits = most;
-    if (CountFrom(low_bits) < n) {
-      high_bits = low_bits;
-      low_bits = 0;
+  // How many of the row's magnitudes are at least each of `bits`. Three counts are digits of one
+  // word, so that they take one pair of shuffles.
+  template <int kRanks>
+  __device__ __forceinline__ void CountFrom(const int (&bits)[kRanks],
+                                            int (&counts)[kRanks]) const {
+    static_assert(kRanks <= 3 && kDim < 512, "counts must fit into ten bits each");
+    // Added to a small whole number, leaves it in the low bits.
+    constexpr float kWhole = 8388608.0f;
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < kRanks; ++i) {
+      word += (__float_as_uint(CountInShare(bits[i]) + kWhole) & 0x3ffu) << (10 * i);
     }
-    while (__any_sync(kFullWarp, low_bits < high_bits)) {
-      const int middle = (low_bits + high_bits + 1) / 2;
-      if (CountFrom(middle) >= n) {
-        low_bits = middle;
-      } else {
-        high_bits = max(middle - 1, low_bits);
+    word = ReduceRow(word, [](uint32_t a, uint32_t b) { return a + b; });
+#pragma unroll
+    for (int i = 0; i < kRanks; ++i) {
+      counts[i] = static_cast<int>(word >> (10 * i) & 0x3ffu);
+    }
+  }
+
+  // Bits of the n-th largest magnitudes, for each n from 1 to kDim, ascending; `most` is that of
+  // the largest. By bisection, all at once: a round waits for its shuffles more than for its sums.
+  template <int kRanks>
+  __device__ __forceinline__ void FindLargest(const int (&n)[kRanks],
+                                              int most,
+                                              int (&largest)[kRanks]) const {
+    int start[1] = {max(most - 127, 0)};  // Within a factor of two, nearly always.
+    while (true) {
+      int count[1];
+      CountFrom(start, count);
+      const bool is_short = count[0] < n[kRanks - 1] && start[0] > 0;
+      if (!__any_sync(kFullWarp, is_short)) {
+        break;
+      }
+      start[0] = is_short ? max(2 * start[0] - most - 1, 0) : start[0];
+    }
+    int high[kRanks];
+#pragma unroll
+    for (int i = 0; i < kRanks; ++i) {
+      largest[i] = start[0];  // At least n magnitudes reach it,
+      high[i] = most;         // and fewer go beyond this.
+    }
+    bool is_open = start[0] < most;
+    while (__any_sync(kFullWarp, is_open)) {
+      int middle[kRanks];
+      int counts[kRanks];
+#pragma unroll
+      for (int i = 0; i < kRanks; ++i) {
+        middle[i] = (largest[i] + high[i] + 1) >> 1;
+      }
+      CountFrom(middle, counts);
+      is_open = false;
+#pragma unroll
+      for (int i = 0; i < kRanks; ++i) {
+        if (counts[i] >= n[i]) {
+          largest[i] = middle[i];
+        } else {
+          high[i] = max(middle[i] - 1, largest[i]);
+        }
+        is_open = is_open || largest[i] < high[i];
       }
     }
-    return low_bits;
   }
 
   // Codes of the share, 16 bits a chunk, given the bf16 from which on the code is 1, 2 and 3.
@@ -175,17 +219,22 @@ __device__ __forceinline__ uint32_t BitsOfKey(int key) {
   return key >= 0 ? static_cast<uint32_t>(key) : 0x8000u | static_cast<uint32_t>(-key - 1);
 }
 
+// Whether the float below scale / 2, divided by `scale`, plus 1/2, rounds to 1. The quotient must
+// round to the float below 1/2, which is more than 1/2 - 1.5 steps: so where a step of scale / 2 is
+// less than that part of the scale, for significands above 4/3, or is halved, for 1.
+__device__ __forceinline__ bool BelowHalfRoundsUp(float scale) {
+  const uint32_t fraction = __float_as_uint(scale) & 0x7fffffu;
+  return fraction == 0 || 3 * fraction > 0x800000u;
+}
+
 // The smallest bf16 whose code is at least `code`, 1..3: bits; infinity where no number has it.
 // Exactly where floor((clamp(x) - min) / scale + 0.5) >= code in rounded arithmetic: that is
 // x - min >= (code - 1/2) * scale, but for code 1, where the number below 1/2 may round up too.
 __device__ __forceinline__ uint32_t FirstWithCode(const RowLevels& levels, float tau, int code) {
   const float middle = static_cast<float>(code) - 0.5f;
   float bound = __fmul_rn(middle, levels.scale);  // Exact: 11 bits by two.
-  if (code == 1) {
-    const float below = __uint_as_float(__float_as_uint(bound) - 1);
-    if (__fadd_rn(__fdiv_rn(below, levels.scale), 0.5f) >= 1.0f) {
-      bound = below;
-    }
+  if (code == 1 && BelowHalfRoundsUp(levels.scale)) {
+    bound = __uint_as_float(__float_as_uint(bound) - 1);
   }
   const auto reaches = [&](int key) {
     const float x = fminf(fmaxf(FloatOfBf16(BitsOfKey(key)), -tau), tau);
@@ -228,7 +277,9 @@ __device__ __forceinline__ bool RoundToNearest(const std::byte* rows,
   share.Load(rows + token * Tile::kStride, part);
   float tau = INFINITY;
   if (clip_from_top > 0) {
-    tau = ClipThreshold(share.Largest(clip_from_top, min(share.largest, 0x7f7f)));
+    int clip[1];
+    share.template FindLargest<1>({clip_from_top}, min(share.largest, 0x7f7f), clip);
+    tau = ClipThreshold(clip[0]);
   }
   const RowLevels levels = MakeLevels(share.low, share.high, tau);
   const uint32_t mine = FirstWithCode(levels, tau, max(part, 1));

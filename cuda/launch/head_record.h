@@ -37,7 +37,7 @@ struct HeadRecord {
   constexpr size_t rotation(bool is_value, RotationPart part) const {
     return (size_t{is_value ? uint32_t{kNumRotationParts} : 0u} + part) * matrix_bytes();
   }
-  constexpr size_t vectors() const { return 2 * kNumRotationParts * matrix_bytes(); }
+  constexpr size_t vectors() const { return size_t{2} * kNumRotationParts * matrix_bytes(); }
   // [dim] f32 each; zeros for V, but for the last. -mean * R, what rotated rows start from, for R
   // as its upper part alone has it and for both; the mean; and for each row of R the sum of its
   // elements, as the digits have them.
@@ -47,7 +47,8 @@ struct HeadRecord {
   constexpr size_t row_sums(bool is_value) const { return vectors() + vector(is_value, 3); }
   constexpr size_t scalars() const { return vectors() + 8 * vector_bytes(); }
   static constexpr size_t scalars_bytes() { return 64; }
-  // [num_blocks, 16, 16] f32: the diagonal blocks of the feedback factor, its diagonal inverted.
+  // The feedback factor with each row divided by its diagonal element, so that it takes an error as
+  // it is. [num_blocks, 16, 16] f32: the blocks on the diagonal, and on it the elements' inverses.
   constexpr size_t diagonal() const { return scalars() + scalars_bytes(); }
   constexpr size_t diagonal_bytes() const {
     return is_aware ? size_t{num_blocks()} * kBlock * kBlock * sizeof(float) : 0;
