@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <random>
 
 #include "bench/gpu/codec_pages.h"
@@ -60,6 +61,18 @@ struct HeadNumbers {
   HeadParameters parameters;
 };
 
+constexpr size_t kRowsBytes = size_t{64} << 20;
+constexpr uint32_t kMaxSequences = 128;
+
+template <typename T>
+T* Upload(const std::vector<T>& values) {
+  T* data = nullptr;
+  CheckCuda(cudaMalloc(&data, values.size() * sizeof(T)), "allocating");
+  CheckCuda(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+            "uploading");
+  return data;
+}
+
 }  // namespace
 
 CodecPages::CodecPages(const Geometry& geometry, CodecId codec, uint32_t num_pages)
@@ -84,9 +97,19 @@ CodecPages::CodecPages(const Geometry& geometry, CodecId codec, uint32_t num_pag
   for (uint32_t page = 0; page < num_pages; ++page) {
     tables.push_back(int2_ + page * int2_bytes);
   }
-  const size_t table_bytes = tables.size() * sizeof(std::byte*);
-  CheckCuda(cudaMalloc(&tables_, table_bytes), "allocating tables");
-  CheckCuda(cudaMemcpy(tables_, tables.data(), table_bytes, cudaMemcpyHostToDevice), "uploading");
+  tables_ = Upload(tables);
+  std::vector<std::byte*> layers;
+  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
+    layers.push_back(bf16_ + geometry.HeadBlockOffset(PageEncoding::kBf16, layer, 0));
+  }
+  layers_ = Upload(layers);
+  std::vector<int32_t> blocks(num_pages);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  block_table_ = Upload(blocks);
+  checksums_ = Upload(std::vector<uint32_t>(size_t{num_pages} * geometry.num_kv_heads));
+  rows_ = Upload(std::vector<std::byte>(kRowsBytes));
+  FillRows<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(rows_), kRowsBytes / 2);
+  slots_ = Upload(std::vector<uint32_t>(kMaxSequences, 5));
   CheckCuda(cudaMalloc(&finding_, sizeof(uint64_t)), "allocating a finding");
   CheckCuda(cudaMemset(finding_, 0, sizeof(uint64_t)), "clearing a finding");
   CheckCuda(cudaDeviceSynchronize(), "filling pages");
@@ -96,6 +119,11 @@ CodecPages::~CodecPages() {
   cudaFree(bf16_);
   cudaFree(int2_);
   cudaFree(tables_);
+  cudaFree(layers_);
+  cudaFree(block_table_);
+  cudaFree(checksums_);
+  cudaFree(rows_);
+  cudaFree(slots_);
   cudaFree(finding_);
 }
 
@@ -112,6 +140,61 @@ DemotePagesParams CodecPages::Demotion() const {
   params.int2 = {tables_ + num_pages_, 0, geometry_.HeadBlockBytes(PageEncoding::kInt2),
                  geometry_.HeadRangeBytes(PageEncoding::kInt2)};
   params.finding = finding_;
+  return params;
+}
+
+ExpandPagesParams CodecPages::Expansion() const {
+  ExpandPagesParams params;
+  params.heads = heads();
+  params.num_pages = num_pages_;
+  params.num_layers = geometry_.num_layers;
+  params.num_heads = geometry_.num_kv_heads;
+  params.int2 = {tables_ + num_pages_, 0, geometry_.HeadBlockBytes(PageEncoding::kInt2),
+                 geometry_.HeadRangeBytes(PageEncoding::kInt2)};
+  params.keys = {layers_, 0, geometry_.PageBytes(PageEncoding::kBf16),
+                 size_t{2} * geometry_.key_dim, geometry_.HeadRangeBytes(PageEncoding::kBf16)};
+  params.values = params.keys;
+  params.values.offset = geometry_.Bf16Block().value_offset();
+  params.block_table = block_table_;
+  params.block_tokens = kPageTokens;
+  params.num_blocks = num_pages_;
+  params.num_tokens = num_pages_ * kPageTokens;
+  params.rows_left_out = finding_;
+  return params;
+}
+
+ChecksumPagesParams CodecPages::Checksum() const {
+  const size_t range = geometry_.HeadRangeBytes(PageEncoding::kInt2);
+  return {.num_pages = num_pages_,
+          .num_ranges = geometry_.num_kv_heads,
+          .pages = tables_ + num_pages_,
+          .range_stride = range,
+          .range_bytes = range,
+          .checksums = checksums_};
+}
+
+AppendRowsParams CodecPages::Append(uint32_t layer, uint32_t num_sequences) const {
+  constexpr uint32_t kGroup = 4;
+  const size_t row = size_t{2} * geometry_.key_dim;
+  const uint32_t queries = kGroup * geometry_.num_kv_heads;
+  const size_t token = row * (queries + 2 * geometry_.num_kv_heads);
+  AppendRowsParams params;
+  params.heads = heads();
+  params.layer = layer;
+  params.num_kv_heads = geometry_.num_kv_heads;
+  params.num_query_heads = queries;
+  params.num_tokens = num_sequences;
+  params.queries = {rows_, token};
+  params.keys = {rows_ + queries * row, token};
+  params.values = {rows_ + (queries + geometry_.num_kv_heads) * row, token};
+  params.rotated_queries = rows_ + kRowsBytes / 2;
+  params.pages = tables_;
+  params.num_sequences = num_sequences;
+  params.stride = 1;
+  params.block_offset = geometry_.HeadBlockOffset(PageEncoding::kBf16, layer, 0);
+  params.head_stride = geometry_.HeadRangeBytes(PageEncoding::kBf16);
+  params.slots = slots_;
+  params.tokens_left_out = finding_;
   return params;
 }
 

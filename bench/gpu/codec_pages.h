@@ -9,7 +9,10 @@
 #include <memory>
 #include <vector>
 
+#include "crumb/cuda/append_rows.h"
+#include "crumb/cuda/checksum_pages.h"
 #include "crumb/cuda/demote_pages.h"
+#include "crumb/cuda/expand_pages.h"
 #include "proto/page/geometry.h"
 
 namespace crumb::bench {
@@ -25,7 +28,11 @@ class CodecPages {
   const DeviceHeads& heads() const { return profile_->heads(); }
   uint32_t num_pages() const { return num_pages_; }
   DemotePagesParams Demotion() const;
-
+  // Into page images of BF16 head blocks, as a cache of blocks of 64 tokens.
+  ExpandPagesParams Expansion() const;
+  ChecksumPagesParams Checksum() const;
+  // One token of each of `num_sequences` sequences, 4 query heads a KV head.
+  AppendRowsParams Append(uint32_t layer, uint32_t num_sequences) const;
   double Bf16Bytes() const;
   double Int2Bytes() const;
 
@@ -35,7 +42,12 @@ class CodecPages {
   std::unique_ptr<DeviceProfile> profile_;
   std::byte* bf16_ = nullptr;
   std::byte* int2_ = nullptr;
-  std::byte** tables_ = nullptr;  // [2, num_pages]: of bf16_, of int2_.
+  std::byte** tables_ = nullptr;    // [2, num_pages]: of bf16_, of int2_.
+  std::byte** layers_ = nullptr;    // [num_layers]: of bf16_.
+  int32_t* block_table_ = nullptr;  // [num_pages]: 0, 1, ....
+  uint32_t* checksums_ = nullptr;   // [num_pages, num_kv_heads]
+  std::byte* rows_ = nullptr;       // For Append: Q, K, V and rotated Q.
+  uint32_t* slots_ = nullptr;
   uint64_t* finding_ = nullptr;
 };
 

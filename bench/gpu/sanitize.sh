@@ -5,7 +5,8 @@
 #   sanitize.sh DIR      DIR holds the *_gpu_test programs
 set -euo pipefail
 bin=$1
-shapes='*IsThePlainSums/1:*IsThePlainSums/25:*IsThePlainSums/44:*SettledHistory*:*Null*:*BeyondTheTable*'
+shapes='*IsThePlainSums/1:*IsThePlainSums/25:*IsThePlainSums/44:*SettledHistory*:*Null*:*BeyondTheTable*:*Engines*'
+shapes+=':*ExpandPagesGpuTest*/3:*AppendRowsGpuTest*/1:*OneBit*'
 status=0
 # Every warp has barriers of its own: more of them than synccheck expects.
 for tool in memcheck initcheck "synccheck --num-cuda-barriers 262144" racecheck; do

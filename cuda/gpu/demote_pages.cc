@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/cuda/demote_pages.h"
 
-#include <cuda_runtime.h>
-
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/take_word.h"
 #include "cuda/launch/demote_pages.h"
 #include "cuda/reference/demote_problem.h"
 #include "proto/base/status_macros.h"
@@ -21,13 +20,7 @@ absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream) {
 
 absl::Status TakeDemotePagesProblem(const DemotePagesParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
-  uint64_t finding = 0;
-  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(
-      cudaMemcpyAsync(&finding, params.finding, sizeof(finding), cudaMemcpyDeviceToHost, stream),
-      "reading demotion's finding"));
-  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaMemsetAsync(params.finding, 0, sizeof(finding), stream),
-                                        "clearing the finding"));
-  CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaStreamSynchronize(stream), "waiting for demotion"));
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t finding, gpu::TakeWord(params.finding, stream));
   return finding == 0 ? absl::OkStatus() : gpu::NonFiniteRowError(params, ~finding);
 }
 

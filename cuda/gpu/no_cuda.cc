@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the ops answer in a build without CUDA.
+#include "crumb/cuda/append_rows.h"
+#include "crumb/cuda/checksum_pages.h"
 #include "crumb/cuda/demote_pages.h"
 #include "crumb/cuda/device.h"
 #include "crumb/cuda/device_profile.h"
+#include "crumb/cuda/expand_pages.h"
 #include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "proto/base/status_macros.h"
@@ -61,6 +64,29 @@ absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& /*pa
 
 absl::Status SharedDecode(const SharedDecodeParams& params, GpuStream /*stream*/) {
   CRUMB_RETURN_IF_ERROR(ValidateSharedDecode(params));
+  return NoCuda();
+}
+
+absl::Status ExpandPages(const ExpandPagesParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateExpandPages(params));
+  return NoCuda();
+}
+
+absl::Status TakeExpandPagesProblem(const ExpandPagesParams& /*params*/, GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::Status AppendRows(const AppendRowsParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateAppendRows(params));
+  return NoCuda();
+}
+
+absl::Status TakeAppendRowsProblem(const AppendRowsParams& /*params*/, GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::Status ChecksumPages(const ChecksumPagesParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateChecksumPages(params));
   return NoCuda();
 }
 

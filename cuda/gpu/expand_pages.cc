@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/cuda/expand_pages.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/take_word.h"
+#include "cuda/launch/expand_pages.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+
+absl::Status ExpandPages(const ExpandPagesParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidateExpandPages(params));
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  const gpu::LaunchExpandPages launch = params.heads.head_dim == 64    ? gpu::LaunchExpandPages64
+                                        : params.heads.head_dim == 128 ? gpu::LaunchExpandPages128
+                                                                       : gpu::LaunchExpandPages256;
+  return gpu::CudaStatus(launch(params, device.num_multiprocessors, stream), "launching expansion");
+}
+
+absl::Status TakeExpandPagesProblem(const ExpandPagesParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidateExpandPages(params));
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t rows, gpu::TakeWord(params.rows_left_out, stream));
+  if (rows == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "expansion left out ", rows, " rows of K and V whose entry of the block table is not one of ",
+      "the cache's ", params.num_blocks, " blocks: give it a table of all positions written"));
+}
+
+}  // namespace crumb

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One head_dim's launch of expansion, for a .cu file to instantiate.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/kernels/expand.cuh"
+#include "cuda/launch/expand_pages.h"
+
+namespace crumb::gpu {
+
+template <int kDim>
+int LaunchExpand(const ExpandPagesParams& params,
+                 uint32_t num_multiprocessors,
+                 CUstream_st* stream) {
+  const auto kernel = ExpandKernel<kDim>;
+  constexpr size_t kBytes = sizeof(ExpandShared<kDim>);
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  if (error != cudaSuccess) {
+    return error;
+  }
+  const uint32_t pages = (params.num_tokens + kPageTokens - 1) / kPageTokens;
+  const uint32_t units = pages * params.num_layers * params.num_heads * 2;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(std::min(units, num_multiprocessors * kExpandBlocks<kDim>));
+  config.blockDim = dim3(32 * kExpandWarps<kDim>);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, params, units);
+}
+
+}  // namespace crumb::gpu

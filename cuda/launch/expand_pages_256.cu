@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch/expand_pages.cuh"
+
+namespace crumb::gpu {
+
+int LaunchExpandPages256(const ExpandPagesParams& params,
+                         uint32_t num_multiprocessors,
+                         CUstream_st* stream) {
+  return LaunchExpand<256>(params, num_multiprocessors, stream);
+}
+
+}  // namespace crumb::gpu
