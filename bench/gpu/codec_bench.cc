@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Times the page ops on all layers of 8,192 tokens of an 8B model (36 layers, 8 KV heads, head_dim
-// 128), and append_rows. Prints a line of JSON a figure for run.sh: milliseconds,
+// 128), append_rows and prefill attention. Prints a line of JSON a figure for run.sh: milliseconds,
 // the bytes that must move, and the goal, most of them a share of this machine's copy bandwidth.
 #include <cstdio>
 #include <cstdlib>
@@ -95,6 +95,27 @@ void TimeOthers(double copy) {
   }
 }
 
+// One layer; the rate counts what causality leaves.
+void TimePrefill() {
+  constexpr uint32_t kQueries = 2048;
+  constexpr uint32_t kPrefix = 32768;
+  const CodecPages pages({4, 8, 128, 128}, CodecId::kOscarInt2, kPrefix / kPageTokens);
+  CheckStatus(DemotePages(pages.Demotion(), nullptr));
+  const double ms = GraphMilliseconds(
+                        [&](cudaStream_t stream) {
+                          for (uint32_t layer = 0; layer < 4; ++layer) {
+                            CheckStatus(PrefillAttention(pages.Prefill(layer, kQueries), stream));
+                          }
+                        },
+                        7) /
+                    4;
+  const double flops = 4.0 * 32 * 128 * kQueries * (kPrefix + kPageTokens + kQueries / 2.0);
+  std::printf(
+      "{\"op\": \"prefill_attention\", \"shape\": \"2K over 32K\", \"ms\": %.4f, "
+      "\"bytes\": %.0f, \"tflops\": %.1f}\n",
+      ms, pages.Int2Bytes() / 4, flops / ms / 1e9);
+}
+
 }  // namespace
 }  // namespace crumb::bench
 
@@ -107,5 +128,6 @@ int main() {
   std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", copy);
   crumb::bench::TimeDemotion(copy);
   crumb::bench::TimeOthers(copy);
+  crumb::bench::TimePrefill();
   return 0;
 }

@@ -198,6 +198,25 @@ AppendRowsParams CodecPages::Append(uint32_t layer, uint32_t num_sequences) cons
   return params;
 }
 
+PrefillAttentionParams CodecPages::Prefill(uint32_t layer, uint32_t num_queries) const {
+  PrefillAttentionParams params;
+  params.num_queries = num_queries;
+  params.num_query_heads = 4 * geometry_.num_kv_heads;
+  params.num_kv_heads = geometry_.num_kv_heads;
+  params.head_dim = geometry_.key_dim;
+  params.scale = 1 / std::sqrt(static_cast<float>(geometry_.key_dim));
+  params.queries = rows_;
+  params.out = rows_ + kRowsBytes / 2;
+  params.history = {tables_ + num_pages_, num_pages_,
+                    geometry_.HeadBlockOffset(PageEncoding::kInt2, layer, 0),
+                    geometry_.HeadRangeBytes(PageEncoding::kInt2)};
+  params.history_pages = num_pages_;
+  params.windows = {tables_, num_pages_, geometry_.HeadBlockOffset(PageEncoding::kBf16, layer, 0),
+                    geometry_.HeadRangeBytes(PageEncoding::kBf16)};
+  params.window_tokens = num_queries + kPageTokens;
+  return params;
+}
+
 double CodecPages::Bf16Bytes() const {
   return static_cast<double>(num_pages_) *
          static_cast<double>(geometry_.PageBytes(PageEncoding::kBf16));

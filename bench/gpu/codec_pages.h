@@ -13,6 +13,7 @@
 #include "crumb/cuda/checksum_pages.h"
 #include "crumb/cuda/demote_pages.h"
 #include "crumb/cuda/expand_pages.h"
+#include "crumb/cuda/prefill_attention.h"
 #include "proto/page/geometry.h"
 
 namespace crumb::bench {
@@ -33,6 +34,10 @@ class CodecPages {
   ChecksumPagesParams Checksum() const;
   // One token of each of `num_sequences` sequences, 4 query heads a KV head.
   AppendRowsParams Append(uint32_t layer, uint32_t num_sequences) const;
+  // `num_queries` tokens over a prefix of num_pages INT2 pages; their own rows, and a sink before
+  // them, are of the BF16 pages.
+  PrefillAttentionParams Prefill(uint32_t layer, uint32_t num_queries) const;
+
   double Bf16Bytes() const;
   double Int2Bytes() const;
 

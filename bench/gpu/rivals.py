@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Decode attention over BF16 through PyTorch (cuDNN, FlashAttention), and FlashInfer where installed.
+"""Decode and prefill attention over BF16 through PyTorch (cuDNN, FlashAttention), and FlashInfer where installed.
 
 Prints a line of JSON a figure, as decode_gpu_bench does: the best form of each rival, one layer, buffers in
 turns so that no cache holds what the next call reads, timed as replays of a CUDA graph.
@@ -120,6 +120,16 @@ def shared_decode(sequences=32, prefix=99968, private=1024, buffers=4):
         emit("shared_decode", f"{sequences} on 100K+1K", f"{rival} cascade", best_of({f"{rival} cascade": calls}))
 
 
+def prefill_attention(queries=2048, prefix=32768, buffers=2):
+    """All rows of the cache for every query: the chunk's own triangle, which causality halves, is 3 % of it."""
+    query = random_bf16(1, HEADS, queries, DIM)
+    rows = prefix + 64 + queries
+    caches = [(random_bf16(1, KV_HEADS, rows, DIM), random_bf16(1, KV_HEADS, rows, DIM)) for _ in range(buffers)]
+    for rival, backend in BACKENDS.items():
+        calls = [lambda k=key, v=value, b=backend: attend(query, k, v, b) for key, value in caches]
+        emit("prefill_attention", "2K over 32K", rival, best_of({f"{rival} gqa": calls}))
+
+
 def emit(op, shape, rival, result):
     if result is not None:
         print(json.dumps({"op": op, "shape": shape, "rival": rival, "form": result[1], "ms": round(result[0], 5)}),
@@ -134,6 +144,7 @@ def main():
     split_decode(SHAPES[:2] if arguments.quick else SHAPES)
     if not arguments.quick:
         shared_decode()
+        prefill_attention()
     try:
         import flashinfer  # noqa: F401 pylint: disable=unused-import
     except ImportError:

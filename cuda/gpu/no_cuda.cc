@@ -7,6 +7,7 @@
 #include "crumb/cuda/device.h"
 #include "crumb/cuda/device_profile.h"
 #include "crumb/cuda/expand_pages.h"
+#include "crumb/cuda/prefill_attention.h"
 #include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "proto/base/status_macros.h"
@@ -87,6 +88,11 @@ absl::Status TakeAppendRowsProblem(const AppendRowsParams& /*params*/, GpuStream
 
 absl::Status ChecksumPages(const ChecksumPagesParams& params, GpuStream /*stream*/) {
   CRUMB_RETURN_IF_ERROR(ValidateChecksumPages(params));
+  return NoCuda();
+}
+
+absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));
   return NoCuda();
 }
 

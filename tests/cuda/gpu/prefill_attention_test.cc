@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prefill attention on the GPU against the twin in double.
+#include <cmath>
+#include <cstring>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/cuda/gpu/device_buffer.h"
+#include "tests/cuda/gpu/gpu_fixture.h"
+#include "tests/cuda/gpu/prefill_scene.h"
+
+namespace crumb {
+namespace {
+
+// Of the largest |output|. Probabilities are rounded to bf16, half a step of 2^-8, and errors of
+// many tokens average out; of a query that sees two tokens they do not. A wrong head, token or mask
+// is off by tenths.
+constexpr double kTolerance = 5e-3;
+
+double WorstError(const std::vector<float>& got, const std::vector<float>& expected) {
+  double worst = 0;
+  double largest = 1e-3;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (!std::isfinite(got[i])) {
+      return INFINITY;
+    }
+    worst = std::max(worst, std::fabs(double{got[i]} - double{expected[i]}));
+    largest = std::max(largest, std::fabs(double{expected[i]}));
+  }
+  return worst / largest;
+}
+
+struct Result {
+  std::vector<float> out;
+  std::vector<float> lse;
+};
+
+class DevicePrefill {
+ public:
+  explicit DevicePrefill(const PrefillScene& scene)
+      : int2_(scene.int2()),
+        windows_(scene.windows()),
+        queries_(scene.queries()),
+        history_table_(scene.HistoryTable(int2_.data())),
+        window_table_(scene.WindowTable(windows_.data())),
+        out_(scene.num_rows() * scene.shape().dim),
+        lse_(scene.num_rows()),
+        params_(scene.Params(queries_.data(),
+                             history_table_.data(),
+                             window_table_.data(),
+                             out_.data(),
+                             lse_.data())) {}
+  PrefillAttentionParams& params() { return params_; }
+  DeviceBuffer<float>& out() { return out_; }
+
+  Result Run() {
+    out_.Fill(0xff);
+    lse_.Fill(0xff);
+    const absl::Status status = PrefillAttention(params_, nullptr);
+    EXPECT_TRUE(status.ok()) << status;
+    CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+    return {out_.Download(), lse_.Download()};
+  }
+
+ private:
+  DeviceBuffer<std::byte> int2_;
+  DeviceBuffer<BFloat16> windows_;
+  DeviceBuffer<BFloat16> queries_;
+  DeviceBuffer<const std::byte*> history_table_;
+  DeviceBuffer<const std::byte*> window_table_;
+  DeviceBuffer<float> out_;
+  DeviceBuffer<float> lse_;
+  PrefillAttentionParams params_;
+};
+
+Result Reference(const PrefillScene& scene) {
+  Result result{std::vector<float>(scene.num_rows() * scene.shape().dim),
+                std::vector<float>(scene.num_rows())};
+  const auto history = scene.HistoryTable(scene.int2().data());
+  const auto windows = scene.WindowTable(scene.windows().data());
+  const absl::Status status =
+      PrefillAttentionReference(scene.Params(scene.queries().data(), history.data(), windows.data(),
+                                             result.out.data(), result.lse.data()));
+  EXPECT_TRUE(status.ok()) << status;
+  return result;
+}
+
+class PrefillAttentionGpuTest : public GpuFixture<testing::TestWithParam<PrefillShape>> {};
+
+TEST_P(PrefillAttentionGpuTest, IsThePlainSums) {
+  const PrefillScene scene(GetParam());
+  const Result expected = Reference(scene);
+  DevicePrefill device(scene);
+  const Result got = device.Run();
+  EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
+  EXPECT_LT(WorstError(got.lse, expected.lse), 1e-4);
+  const Result again = device.Run();
+  EXPECT_EQ(std::memcmp(again.out.data(), got.out.data(), got.out.size() * sizeof(float)), 0);
+}
+
+std::vector<PrefillShape> Shapes() {
+  std::vector<PrefillShape> shapes;
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    for (const uint32_t group : {1u, 3u, 4u, 6u, 8u, 12u, 16u}) {
+      shapes.push_back({dim, 1 + group % 3, group, 2, 64 + 40, 40});
+    }
+    shapes.push_back({dim, 2, 4, 0, 1, 1});       // A token that sees itself.
+    shapes.push_back({dim, 2, 4, 0, 70, 70});     // A chunk and nothing before it.
+    shapes.push_back({dim, 2, 4, 1, 5, 5});       // History, no sink.
+    shapes.push_back({dim, 1, 4, 7, 64, 1});      // The window's last row alone.
+    shapes.push_back({dim, 1, 2, 33, 449, 130});  // Several blocks of rows, ragged ends.
+  }
+  return shapes;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PrefillAttentionGpuTest, testing::ValuesIn(Shapes()));
+
+class PrefillAttentionLimitsGpuTest : public GpuFixture<testing::Test> {};
+
+TEST_F(PrefillAttentionLimitsGpuTest, OutputsAreRoundedToTheTypeThatIsAskedFor) {
+  const PrefillScene scene({.history_pages = 3, .window_tokens = 100, .num_queries = 20});
+  DevicePrefill device(scene);
+  const std::vector<float> floats = device.Run().out;
+  for (const ElementType type : {ElementType::kBf16, ElementType::kFp16}) {
+    device.params().out_type = type;
+    ASSERT_TRUE(PrefillAttention(device.params(), nullptr).ok());
+    CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+    const std::vector<float> words = device.out().Download();
+    for (size_t i = 0; i < floats.size(); ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, reinterpret_cast<const std::byte*>(words.data()) + 2 * i, 2);
+      ASSERT_EQ(bits, type == ElementType::kBf16 ? BFloat16::FromFloat(floats[i]).bits
+                                                 : Float16::FromFloat(floats[i]).bits);
+    }
+  }
+}
+
+TEST_F(PrefillAttentionLimitsGpuTest, OneQueryAtATimeIsTheChunk) {
+  const PrefillShape shape{.history_pages = 4, .window_tokens = 150, .num_queries = 30};
+  const PrefillScene scene(shape);
+  DevicePrefill device(scene);
+  const Result whole = device.Run();
+  const size_t row = size_t{8} * 128;
+  for (const uint32_t query : {0u, 13u, 29u}) {
+    PrefillAttentionParams params = device.params();
+    params.num_queries = 1;
+    params.window_tokens = 150 - 29 + query;
+    params.queries = static_cast<const BFloat16*>(params.queries) + query * row;
+    ASSERT_TRUE(PrefillAttention(params, nullptr).ok());
+    CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+    std::vector<float> got = device.out().Download();
+    got.resize(row);
+    const std::vector<float> expected(
+        whole.out.begin() + static_cast<ptrdiff_t>(query * row),
+        whole.out.begin() + static_cast<ptrdiff_t>((query + 1) * row));
+    EXPECT_LT(WorstError(got, expected), 1e-5) << "query " << query;
+  }
+}
+
+}  // namespace
+}  // namespace crumb
