@@ -49,8 +49,12 @@ struct ReportFiles {
 };
 absl::Status Report(const ReportFiles& files, const ReportOptions& options, Streams streams);
 
-// Describes a profile or a statistics file, whichever it is, after all checks of its reader.
-absl::Status Inspect(const std::filesystem::path& path, Streams streams);
+// Describes a profile or a statistics file, whichever it is, after all checks of its reader. With
+// `statistics`, which may be empty, also how equal the channels are that a profile's rotations
+// make.
+absl::Status Inspect(const std::filesystem::path& path,
+                     const std::filesystem::path& statistics,
+                     Streams streams);
 
 // Reads a profile with all checks; with `expected_id` (hexadecimal, a prefix will do)
 // FAILED_PRECONDITION when it has another one.

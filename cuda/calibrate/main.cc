@@ -59,7 +59,8 @@ constexpr char kReportExamples[] =
 constexpr char kInspectExamples[] =
     "Examples:\n"
     "  crumb-calibrate inspect profile.safetensors\n"
-    "  crumb-calibrate inspect stats.safetensors";
+    "  crumb-calibrate inspect stats.safetensors\n"
+    "  crumb-calibrate inspect profile.safetensors --stats stats.safetensors";
 
 constexpr char kVerifyExamples[] =
     "Examples:\n"
@@ -210,6 +211,10 @@ int Main(int argc, char** argv) {
   CLI::App* inspect = app.add_subcommand("inspect", "Describe a profile or a statistics file");
   inspect->footer(kInspectExamples);
   inspect->add_option("file", arguments.profile, "The file")->required()->type_name("FILE");
+  inspect
+      ->add_option("--stats", arguments.statistics,
+                   "Statistics of the profile's model: shows how equal its channels are")
+      ->type_name("FILE");
 
   CLI::App* verify = app.add_subcommand("verify", "Check a profile; exit status 1 if it is bad");
   verify->footer(kVerifyExamples);
@@ -227,7 +232,7 @@ int Main(int argc, char** argv) {
   } else if (report->parsed()) {
     status = Report(arguments.report_files, arguments.report_options, streams);
   } else if (inspect->parsed()) {
-    status = Inspect(arguments.profile, streams);
+    status = Inspect(arguments.profile, arguments.statistics, streams);
   } else {
     status = Verify(arguments.profile, arguments.expected_id, streams);
   }

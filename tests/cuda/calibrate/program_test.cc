@@ -90,7 +90,7 @@ TEST_F(CalibrateProgramTest, FitsAProfileThatInspectsAndVerifies) {
 
   const Outcome verify = Run("verify profile --id " + id.substr(0, 8));
   EXPECT_EQ(verify.status, 0) << verify.err;
-  EXPECT_THAT(verify.out, AllOf(HasSubstr("OK"), HasSubstr(id)));
+  EXPECT_THAT(verify.out, AllOf(HasSubstr("OK"), HasSubstr(id), HasSubstr("to what reads them")));
 }
 
 TEST_F(CalibrateProgramTest, FlagsChooseTheRecipe) {
@@ -113,7 +113,23 @@ TEST_F(CalibrateProgramTest, FlagsChooseTheRecipe) {
 TEST_F(CalibrateProgramTest, InspectsStatisticsToo) {
   const Outcome inspect = Run("inspect stats");
   EXPECT_EQ(inspect.status, 0) << inspect.err;
-  EXPECT_THAT(inspect.out, AllOf(HasSubstr("synthetic"), HasSubstr("1200"), HasSubstr("4")));
+  EXPECT_THAT(inspect.out, AllOf(HasSubstr("synthetic"), HasSubstr("1200"), HasSubstr("4"),
+                                 HasSubstr("  queries        largest direction ")));
+}
+
+TEST_F(CalibrateProgramTest, InspectSaysHowEqualTheChannelsAre) {
+  ASSERT_EQ(Run("fit stats --out profile").status, 0);
+  const Outcome inspect = Run("inspect profile --stats stats");
+  EXPECT_EQ(inspect.status, 0) << inspect.err;
+  EXPECT_THAT(inspect.out, AllOf(HasSubstr("key channels     equal to"), HasSubstr("e-0"),
+                                 HasSubstr("value channels")));
+  ASSERT_EQ(Run("import --k '" CRUMB_TORCH_FIXTURES "/v1_keys.pt' --v '" CRUMB_TORCH_FIXTURES
+                "/v1_values.pt' --kv-heads 3 --out other")
+                .status,
+            0);
+  const Outcome other = Run("inspect other --stats stats");
+  EXPECT_EQ(other.status, 1);
+  EXPECT_THAT(other.err, HasSubstr("Both must be of one model"));
 }
 
 TEST_F(CalibrateProgramTest, BadInputIsNamedAndWritesNothing) {
