@@ -81,17 +81,13 @@ struct Simd {
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
   }
-  static Float Exp2Near(Float x) {
-    const Float rounding = Set(12582912.0f);
-    x = Max(Set(-126.0f), x);
-    const Float shifted = Add(x, rounding);
-    const Float f = Sub(x, Sub(shifted, rounding));
-    Float y = Set(9.57010191e-3f);
-    y = Fma(y, f, Set(5.59178603e-2f));
-    y = Fma(y, f, Set(2.40247448e-1f));
-    y = Fma(y, f, Set(6.93121815e-1f));
-    y = Fma(y, f, Set(9.99999261e-1f));
-    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  static constexpr float kRounding = 12582912.0f;  // 1.5 * 2^23
+  static Float ClampPower(Float x) {
+    const Int least = _mm256_castps_si256(Set(-126.0f));
+    return _mm256_castsi256_ps(_mm256_min_epu32(_mm256_castps_si256(x), least));
+  }
+  static Float AddExponent(Float y, Float rounded) {
+    const Int exponent = _mm256_slli_epi32(_mm256_castps_si256(rounded), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y), exponent));
   }
   static Float MaxOfEach(const Float (&x)[4]) {
@@ -128,12 +124,6 @@ struct Simd {
     const Int fours = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(c, d));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(fours, _mm256_set1_epi16(1)));
   }
-  static Int AddInt(Int a, Int b) { return _mm256_add_epi32(a, b); }
-  static Int SumQuarters(const Int (&x)[2]) {
-    return AddInt(_mm256_permute2x128_si256(x[0], x[1], 0x20),
-                  _mm256_permute2x128_si256(x[0], x[1], 0x31));
-  }
-  static Int ShiftLeft8(Int x) { return _mm256_slli_epi32(x, 8); }
   static Int ShiftRight8(Int x) { return _mm256_srli_epi32(x, 8); }
   static Float ToFloat(Int x) { return _mm256_cvtepi32_ps(x); }
   static Int Truncate(Float x) { return _mm256_cvttps_epi32(x); }
@@ -162,53 +152,32 @@ struct Simd {
     }
   }
 
-  static void TransposeQuads(const std::byte* const (&rows)[4], Int (&out)[4][2]) {
-#pragma GCC unroll 2
-    for (size_t part = 0; part < 2; ++part) {
-      const Int a = LoadInt(rows[0] + 32 * part);
-      const Int b = LoadInt(rows[1] + 32 * part);
-      const Int c = LoadInt(rows[2] + 32 * part);
-      const Int d = LoadInt(rows[3] + 32 * part);
-      const Int ab_low = _mm256_unpacklo_epi32(a, b);
-      const Int ab_high = _mm256_unpackhi_epi32(a, b);
-      const Int cd_low = _mm256_unpacklo_epi32(c, d);
-      const Int cd_high = _mm256_unpackhi_epi32(c, d);
-      out[0][part] = _mm256_unpacklo_epi64(ab_low, cd_low);
-      out[1][part] = _mm256_unpackhi_epi64(ab_low, cd_low);
-      out[2][part] = _mm256_unpacklo_epi64(ab_high, cd_high);
-      out[3][part] = _mm256_unpackhi_epi64(ab_high, cd_high);
-    }
+  static void GatherQuads(const std::byte* base,
+                          size_t quarter_stride,
+                          size_t lane_stride,
+                          Int (&out)[4]) {
+    const Int a = LoadQuarters(base, quarter_stride);
+    const Int b = LoadQuarters(base + lane_stride, quarter_stride);
+    const Int c = LoadQuarters(base + 2 * lane_stride, quarter_stride);
+    const Int d = LoadQuarters(base + 3 * lane_stride, quarter_stride);
+    const Int ab_low = _mm256_unpacklo_epi32(a, b);
+    const Int ab_high = _mm256_unpackhi_epi32(a, b);
+    const Int cd_low = _mm256_unpacklo_epi32(c, d);
+    const Int cd_high = _mm256_unpackhi_epi32(c, d);
+    out[0] = _mm256_unpacklo_epi64(ab_low, cd_low);
+    out[1] = _mm256_unpackhi_epi64(ab_low, cd_low);
+    out[2] = _mm256_unpacklo_epi64(ab_high, cd_high);
+    out[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
   }
 
-  static void TransposePairs(const std::byte* first, const std::byte* second, Int (&out)[2][2]) {
-#pragma GCC unroll 2
-    for (size_t part = 0; part < 2; ++part) {
-      const Float a = _mm256_castsi256_ps(LoadInt(first + 32 * part));
-      const Float b = _mm256_castsi256_ps(LoadInt(second + 32 * part));
-      out[0][part] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
-      out[1][part] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
-    }
-  }
-
-  template <size_t kPair>
-  static void TransposeTile(const std::byte* rows, Int (&out)[8]) {
-#pragma GCC unroll 2
-    for (size_t part = 0; part < 2; ++part) {  // t = 2 * part and the next.
-      Int quads[2][2];                         // [w][four rows]
-#pragma GCC unroll 2
-      for (size_t i = 0; i < 2; ++i) {
-        const std::byte* from = rows + 256 * i + 32 * part;
-        const Int ab = UnpackPair<kPair>(LoadInt(from), LoadInt(from + 64));
-        const Int cd = UnpackPair<kPair>(LoadInt(from + 128), LoadInt(from + 192));
-        quads[0][i] = _mm256_unpacklo_epi64(ab, cd);
-        quads[1][i] = _mm256_unpackhi_epi64(ab, cd);
-      }
-#pragma GCC unroll 2
-      for (size_t w = 0; w < 2; ++w) {
-        out[4 * w + 2 * part] = _mm256_permute2x128_si256(quads[w][0], quads[w][1], 0x20);
-        out[4 * w + 2 * part + 1] = _mm256_permute2x128_si256(quads[w][0], quads[w][1], 0x31);
-      }
-    }
+  static void GatherPairs(const std::byte* base,
+                          size_t quarter_stride,
+                          size_t pair_stride,
+                          Int (&out)[2]) {
+    const Float a = _mm256_castsi256_ps(LoadQuarters(base, quarter_stride));
+    const Float b = _mm256_castsi256_ps(LoadQuarters(base + pair_stride, quarter_stride));
+    out[0] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    out[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
   }
 
   static void Transpose(Float (&x)[kLanes]) {
@@ -239,9 +208,10 @@ struct Simd {
   static __m128i HalfBits(Float x) {
     return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  template <size_t kPair>
-  static Int UnpackPair(Int a, Int b) {
-    return kPair == 0 ? _mm256_unpacklo_epi32(a, b) : _mm256_unpackhi_epi32(a, b);
+  static Int LoadQuarters(const std::byte* base, size_t stride) {
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(base))),
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + stride)), 1);
   }
 };
 

@@ -81,18 +81,17 @@ struct Simd {
     y = Fma(y, f, Set(1.0f));
     return _mm512_scalef_ps(y, whole);
   }
-  // 2^x for x up to 127, relative error 3e-6; 2^-126 below.
-  static Float Exp2Near(Float x) {
-    const Float rounding = Set(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
-    x = Max(Set(-126.0f), x);                 // A NaN stays one.
-    const Float shifted = Add(x, rounding);
-    const Float f = Sub(x, Sub(shifted, rounding));
-    Float y = Set(9.57010191e-3f);
-    y = Fma(y, f, Set(5.59178603e-2f));
-    y = Fma(y, f, Set(2.40247448e-1f));
-    y = Fma(y, f, Set(6.93121815e-1f));
-    y = Fma(y, f, Set(9.99999261e-1f));
-    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  // What is added to it is rounded to a whole number.
+  static constexpr float kRounding = 12582912.0f;  // 1.5 * 2^23
+  // x, at least -126; for x up to 0 or a little more. A NaN may be lost.
+  static Float ClampPower(Float x) {
+    // As bits, what is further below zero is larger. An instruction of the pipes that add.
+    const Int least = _mm512_castps_si512(Set(-126.0f));
+    return _mm512_castsi512_ps(_mm512_min_epu32(_mm512_castps_si512(x), least));
+  }
+  // y * 2^k from y, 1 or near it, and k + kRounding.
+  static Float AddExponent(Float y, Float rounded) {
+    const Int exponent = _mm512_slli_epi32(_mm512_castps_si512(rounded), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), exponent));
   }
   // Lane r is the largest of x[r]'s lanes, or their sum, for r in 0..3; other lanes repeat them.
@@ -158,21 +157,6 @@ struct Simd {
   static Int Dot(Int sum, Int a, Int b, Int c, Int d) {
     return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, a, b), c, d);
   }
-  static Int AddInt(Int a, Int b) {
-    return _mm512_add_epi32(a, b);
-  }
-  // Four lanes are a quarter of 16; lanes of quarter i are the sums over the quarters of x[i].
-  static Int SumQuarters(const Int (&x)[4]) {
-    const Int first =
-        AddInt(_mm512_shuffle_i32x4(x[0], x[1], 0x88), _mm512_shuffle_i32x4(x[0], x[1], 0xdd));
-    const Int second =
-        AddInt(_mm512_shuffle_i32x4(x[2], x[3], 0x88), _mm512_shuffle_i32x4(x[2], x[3], 0xdd));
-    return AddInt(_mm512_shuffle_i32x4(first, second, 0x88),
-                  _mm512_shuffle_i32x4(first, second, 0xdd));
-  }
-  static Int ShiftLeft8(Int x) {
-    return _mm512_slli_epi32(x, 8);
-  }
   static Int ShiftRight8(Int x) {
     return _mm512_srli_epi32(x, 8);
   }
@@ -206,55 +190,36 @@ struct Simd {
     }
   }
 
-  // Rows of 64 bytes, [4 t][4 w] words: lane 4 t + r of out[w] is word (t, w) of row r. Vectors of
-  // eight lanes hold two t each.
-  static void TransposeQuads(const std::byte* const (&rows)[4], Int (&out)[4][1]) {
-    const Int a = LoadInt(rows[0]);
-    const Int b = LoadInt(rows[1]);
-    const Int c = LoadInt(rows[2]);
-    const Int d = LoadInt(rows[3]);
+  // Four words at each of kLanes places: lane 4 l + m of out[w] is word w at
+  // base + l * quarter_stride + m * lane_stride. A quarter is four lanes.
+  static void GatherQuads(const std::byte* base,
+                          size_t quarter_stride,
+                          size_t lane_stride,
+                          Int (&out)[4]) {
+    const Int a = LoadQuarters(base, quarter_stride);
+    const Int b = LoadQuarters(base + lane_stride, quarter_stride);
+    const Int c = LoadQuarters(base + 2 * lane_stride, quarter_stride);
+    const Int d = LoadQuarters(base + 3 * lane_stride, quarter_stride);
     const Int ab_low = _mm512_unpacklo_epi32(a, b);
     const Int ab_high = _mm512_unpackhi_epi32(a, b);
     const Int cd_low = _mm512_unpacklo_epi32(c, d);
     const Int cd_high = _mm512_unpackhi_epi32(c, d);
-    out[0][0] = _mm512_unpacklo_epi64(ab_low, cd_low);
-    out[1][0] = _mm512_unpackhi_epi64(ab_low, cd_low);
-    out[2][0] = _mm512_unpacklo_epi64(ab_high, cd_high);
-    out[3][0] = _mm512_unpackhi_epi64(ab_high, cd_high);
+    out[0] = _mm512_unpacklo_epi64(ab_low, cd_low);
+    out[1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+    out[2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+    out[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
   }
 
-  // Two rows of 64 bytes, [4 t][2 r][2 w] words: lane 4 t + 2 row + r of out[w] is word (t, r, w).
-  static void TransposePairs(const std::byte* first, const std::byte* second, Int (&out)[2][1]) {
-    const Float a = _mm512_castsi512_ps(LoadInt(first));
-    const Float b = _mm512_castsi512_ps(LoadInt(second));
-    out[0][0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
-    out[1][0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
-  }
-
-  // kLanes rows of 64 bytes, [4 t][2 pair][2 w] words: lane r of out[4 w + t] is word (t, kPair, w)
-  // of row r.
-  template <size_t kPair>
-  static void TransposeTile(const std::byte* rows, Int (&out)[8]) {
-    Int quads[2][4];  // [w][four rows]: quarters t of four rows.
-#pragma GCC unroll 4
-    for (size_t i = 0; i < 4; ++i) {
-      const Int ab = UnpackPair<kPair>(LoadInt(rows + 256 * i), LoadInt(rows + 256 * i + 64));
-      const Int cd =
-          UnpackPair<kPair>(LoadInt(rows + 256 * i + 128), LoadInt(rows + 256 * i + 192));
-      quads[0][i] = _mm512_unpacklo_epi64(ab, cd);
-      quads[1][i] = _mm512_unpackhi_epi64(ab, cd);
-    }
-#pragma GCC unroll 2
-    for (size_t w = 0; w < 2; ++w) {
-      const Int low01 = _mm512_shuffle_i32x4(quads[w][0], quads[w][1], 0x44);
-      const Int high01 = _mm512_shuffle_i32x4(quads[w][0], quads[w][1], 0xee);
-      const Int low23 = _mm512_shuffle_i32x4(quads[w][2], quads[w][3], 0x44);
-      const Int high23 = _mm512_shuffle_i32x4(quads[w][2], quads[w][3], 0xee);
-      out[4 * w] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-      out[4 * w + 1] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
-      out[4 * w + 2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-      out[4 * w + 3] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
-    }
+  // Two words, [2 r][2 w] of four, at each place: lane 4 l + 2 c + r of out[w] is word (r, w) at
+  // base + l * quarter_stride + c * pair_stride.
+  static void GatherPairs(const std::byte* base,
+                          size_t quarter_stride,
+                          size_t pair_stride,
+                          Int (&out)[2]) {
+    const Float a = _mm512_castsi512_ps(LoadQuarters(base, quarter_stride));
+    const Float b = _mm512_castsi512_ps(LoadQuarters(base + pair_stride, quarter_stride));
+    out[0] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+    out[1] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
   }
 
   // Row r, lane l becomes row l, lane r.
@@ -293,9 +258,16 @@ struct Simd {
   static __m256i HalfBits(Float x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  template <size_t kPair>
-  static Int UnpackPair(Int a, Int b) {
-    return kPair == 0 ? _mm512_unpacklo_epi32(a, b) : _mm512_unpackhi_epi32(a, b);
+  // Quarter l is 16 bytes at base + l * stride. Put together in halves: only one step of three then
+  // needs a pipe that shuffles, the others come with their loads.
+  static Int LoadQuarters(const std::byte* base, size_t stride) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(LoadHalves(base, stride)),
+                              LoadHalves(base + 2 * stride, stride), 1);
+  }
+  static __m256i LoadHalves(const std::byte* base, size_t stride) {
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(base))),
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + stride)), 1);
   }
   static Float AddPairs(Float a, Float b) {
     return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

@@ -98,7 +98,14 @@ struct Simd {
   static Float Exp2(const Float& x) {
     return Make([&](size_t i) { return Exp2(x.lanes[i]); });
   }
-  static Float Exp2Near(const Float& x) { return Exp2(x); }
+  static constexpr float kRounding = 12582912.0f;
+  static Float ClampPower(const Float& x) { return Max(x, Set(-126)); }
+  static Float AddExponent(const Float& y, const Float& rounded) {
+    return Make([&](size_t i) {
+      const uint32_t exponent = std::bit_cast<uint32_t>(rounded.lanes[i]) << 23;
+      return std::bit_cast<float>(std::bit_cast<uint32_t>(y.lanes[i]) + exponent);
+    });
+  }
   static Float MaxOfEach(const Float (&x)[4]) {
     return Make([&](size_t i) { return ReduceMax(x[i % 4]); });
   }
@@ -150,15 +157,6 @@ struct Simd {
       return sum.lanes[i] + static_cast<uint32_t>((pair << 16 >> 16) + (pair >> 16));
     });
   }
-  static Int AddInt(const Int& a, const Int& b) {
-    return MakeInt([&](size_t i) { return a.lanes[i] + b.lanes[i]; });
-  }
-  static Int SumQuarters(const Int (&x)[2]) {
-    return MakeInt([&](size_t i) { return x[i / 4].lanes[i % 4] + x[i / 4].lanes[i % 4 + 4]; });
-  }
-  static Int ShiftLeft8(const Int& x) {
-    return MakeInt([&](size_t i) { return x.lanes[i] << 8; });
-  }
   static Int ShiftRight8(const Int& x) {
     return MakeInt([&](size_t i) { return x.lanes[i] >> 8; });
   }
@@ -204,27 +202,26 @@ struct Simd {
     }
   }
 
-  static void TransposeQuads(const std::byte* const (&rows)[4], Int (&out)[4][2]) {
-    for (size_t r = 0; r < 4; ++r) {
-      for (size_t i = 0; i < 16; ++i) {  // 4 * t + w
-        out[i % 4][i / 8].lanes[i / 4 % 2 * 4 + r] = LoadWord(rows[r] + 4 * i);
+  static void GatherQuads(const std::byte* base,
+                          size_t quarter_stride,
+                          size_t lane_stride,
+                          Int (&out)[4]) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const std::byte* from = base + lane / 4 * quarter_stride + lane % 4 * lane_stride;
+      for (size_t w = 0; w < 4; ++w) {
+        out[w].lanes[lane] = LoadWord(from + 4 * w);
       }
     }
   }
 
-  static void TransposePairs(const std::byte* first, const std::byte* second, Int (&out)[2][2]) {
-    for (size_t i = 0; i < 16; ++i) {  // 4 * t + 2 * r + w
-      const size_t lane = i / 4 % 2 * 4 + i % 4 / 2;
-      out[i % 2][i / 8].lanes[lane] = LoadWord(first + 4 * i);
-      out[i % 2][i / 8].lanes[lane + 2] = LoadWord(second + 4 * i);
-    }
-  }
-
-  template <size_t kPair>
-  static void TransposeTile(const std::byte* rows, Int (&out)[8]) {
-    for (size_t r = 0; r < kLanes; ++r) {
-      for (size_t i = 0; i < 8; ++i) {  // 4 * w + t
-        out[i].lanes[r] = LoadWord(rows + 64 * r + (4 * (i % 4) + 2 * kPair + i / 4) * 4);
+  static void GatherPairs(const std::byte* base,
+                          size_t quarter_stride,
+                          size_t pair_stride,
+                          Int (&out)[2]) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const std::byte* from = base + lane / 4 * quarter_stride + lane % 4 / 2 * pair_stride;
+      for (size_t w = 0; w < 2; ++w) {
+        out[w].lanes[lane] = LoadWord(from + 8 * (lane % 2) + 4 * w);
       }
     }
   }

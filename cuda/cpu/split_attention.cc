@@ -88,20 +88,10 @@ const cpu::SplitAttentionFunctions& FunctionsOf(CpuPath path) {
   return cpu::PortableSplitAttentionFunctions();
 }
 
-// Pages lie anywhere in memory, so no stream is there for the processor to see. They are asked for
-// in two steps. Their addresses are translated a batch at a time: a prefetch whose translation is
-// not at hand holds up the instructions behind it, but several wait side by side. Their lines are
-// fetched by the kernel, which spreads them over the work on the page kPagesAhead before: together
-// they would fill the queue of misses. Measured on a Zen 4 core with 4 KiB pages of memory: 1.03 us
-// a page with a burst of prefetches, 0.96 spread, 0.65 spread and translated 8 to 32 pages at once.
-constexpr size_t kPagesAhead = 2;
-constexpr size_t kTranslationBatch = 16;
-constexpr size_t kMemoryPage = 4096;
-
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
-// One call on a fast path: history page by page, then windows tile by tile, each against all chunks
+// One call on a fast path: windows tile by tile, then history page by page, each against all chunks
 // of rows, so that what is read of the cache is read once.
 class FastAttention {
  public:
@@ -115,15 +105,18 @@ class FastAttention {
       state = {};
       std::fill(std::begin(state.max), std::end(state.max),
                 -std::numeric_limits<float>::infinity());
+      std::copy(std::begin(state.max), std::end(state.max), std::begin(state.expected));
     }
     outputs_.resize(num_chunks_ * cpu::kChunkRows * params.value_dim);
   }
 
+  // Windows first: sink and recent tokens often have most of the probability, and the more of it is
+  // known, the less exactly the history must be read.
   void Run() {
+    AttendWindows();
     if (!params_.history.empty()) {
       AttendHistory();
     }
-    AttendWindows();
     StoreResults();
   }
 
@@ -135,7 +128,7 @@ class FastAttention {
   void AttendHistory() {
     const size_t key_dim = params_.key_dim;
     const size_t value_dim = params_.value_dim;
-    const size_t digit_lines = key_dim / 32 * 2 * cpu::kChunkRows;
+    const size_t digit_lines = key_dim / 4 * cpu::kChunkRows / 16;
     std::vector<CacheLine> digits(num_chunks_ * 2 * digit_lines);
     std::vector<cpu::FixedQueries> queries(num_chunks_);
     for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
@@ -144,45 +137,29 @@ class FastAttention {
     }
     const size_t outputs_of_chunk = cpu::kChunkRows * cpu::PaddedValueDim(value_dim);
     std::vector<float> outputs(num_chunks_ * outputs_of_chunk);
-    const size_t last = params_.history.size() - 1;
-    TranslateAhead(0);
-    for (size_t i = 0; i <= last; ++i) {
-      if (i % kTranslationBatch == 0) {
-        TranslateAhead(i + kTranslationBatch);
-      }
-      const cpu::PageArgs page{.key_dim = key_dim,
+    const std::vector<cpu::ChunkState> before = states_;
+    functions_.attend_history({.key_dim = key_dim,
                                .value_dim = value_dim,
-                               .block = params_.history[i],
-                               .ahead = params_.history[std::min(i + kPagesAhead, last)]};
-      for (size_t chunk = 0; chunk < num_chunks_; ++chunk) {
-        functions_.attend_page(page, queries[chunk], RowsOfChunk(chunk), states_[chunk],
-                               outputs.data() + chunk * outputs_of_chunk);
-      }
-    }
+                               .pages = params_.history.data(),
+                               .num_pages = params_.history.size(),
+                               .num_rows = num_rows_,
+                               .queries = queries.data(),
+                               .states = states_.data(),
+                               .outputs = outputs.data()});
     for (size_t row = 0; row < num_rows_; ++row) {
-      const float offset = states_[row / cpu::kChunkRows].offset[row % cpu::kChunkRows];
+      const cpu::ChunkState& state = states_[row / cpu::kChunkRows];
+      const size_t r = row % cpu::kChunkRows;
+      const float old_max = before[row / cpu::kChunkRows].max[r];
+      const float decay = std::isinf(old_max) ? 0 : std::exp2(old_max - state.max[r]);
       const float* from = outputs.data() + row * cpu::PaddedValueDim(value_dim);
+      float* to = outputs_.data() + row * value_dim;
       for (size_t i = 0; i < cpu::PaddedValueDim(value_dim); ++i) {
-        if (cpu::ChannelOfOutput(i) < value_dim) {
-          outputs_[row * value_dim + cpu::ChannelOfOutput(i)] = from[i] + offset;
+        const size_t channel = cpu::ChannelOfOutput(i);
+        if (channel < value_dim) {
+          to[channel] = to[channel] * decay + from[i] + state.offset[r];
         }
       }
     }
-  }
-
-  // Of kTranslationBatch pages from `first` on.
-  void TranslateAhead(size_t first) const {
-    const size_t bytes = Int2HeadBlock{params_.key_dim, params_.value_dim}.bytes();
-    const size_t end = std::min(first + kTranslationBatch, params_.history.size());
-    for (size_t i = first; i < end; ++i) {
-      const std::byte* block = params_.history[i];
-      const size_t into_page = reinterpret_cast<uintptr_t>(block) % kMemoryPage;
-      __builtin_prefetch(block, 0, 2);
-      for (size_t at = kMemoryPage - into_page; at < bytes; at += kMemoryPage) {
-        __builtin_prefetch(block + at, 0, 2);
-      }
-    }
-    asm volatile("");  // Or GCC 12 finds that this function does nothing, and drops the call.
   }
 
   // The chunk's queries as integers of at most kMaxInteger, in two signed digits.
@@ -201,10 +178,9 @@ class FastAttention {
         largest = std::max(largest, std::fabs(query[channel] * 0 + query[channel]));
       }
       const float unit = largest / kMaxInteger;
-      queries.units[1][r] = unit * std::fabs(params_.scale) * kLog2E;
-      queries.units[0][r] = 256 * queries.units[1][r];
+      queries.units[r] = 256 * unit * std::fabs(params_.scale) * kLog2E;
       // Rounding is off by 0.29 at random, codes deviate from their mean by 1.1.
-      queries.errors[r] = 0.32f * std::sqrt(static_cast<float>(key_dim)) * queries.units[0][r];
+      queries.errors[r] = 0.32f * std::sqrt(static_cast<float>(key_dim)) * queries.units[r];
       const bool usable = unit > 0 && std::isfinite(unit);
       int32_t sums[2] = {0, 0};
       for (size_t channel = 0; channel < key_dim && usable; ++channel) {
@@ -213,13 +189,11 @@ class FastAttention {
         const int32_t low = ((integer + 128) & 255) - 128;
         const int32_t high = (integer - low) / 256;
         sums[0] += high;
-        sums[1] += integer;
-        const size_t line = channel / 16 * cpu::kChunkRows + r;
-        for (size_t copy = 0; copy < 4; ++copy) {
-          const size_t at = ((line * 4 + channel % 16 / 4) * 4 + copy) * 4 + channel % 4;
-          reinterpret_cast<int8_t*>(digit0)[at] = static_cast<int8_t>(high);
-          reinterpret_cast<int8_t*>(digit1)[at] = static_cast<int8_t>(low);
-        }
+        sums[1] += low;
+        const size_t word = (channel / 32 * 4 + channel % 16 / 4) * 2 + channel % 32 / 16;
+        const size_t at = (word * cpu::kChunkRows + r) * 4 + channel % 4;
+        reinterpret_cast<int8_t*>(digit0)[at] = static_cast<int8_t>(high);
+        reinterpret_cast<int8_t*>(digit1)[at] = static_cast<int8_t>(low);
       }
       queries.sums[0][r] = static_cast<float>(sums[0]);
       queries.sums[1][r] = static_cast<float>(sums[1]);

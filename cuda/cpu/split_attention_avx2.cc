@@ -9,7 +9,7 @@ namespace crumb::cpu {
 namespace {
 
 constexpr SplitAttentionFunctions kFunctions = {
-    .attend_page = HistoryKernel<Simd>::AttendPage,
+    .attend_history = HistoryKernel<Simd>::Attend,
     .attend_window = WindowKernel<Simd>::AttendWindow,
 };
 

@@ -25,24 +25,23 @@ struct alignas(64) ChunkState {
   float max[kMaxLanes];     // m: about the highest score so far, or -infinity.
   float sum[kMaxLanes];     // Sum of 2^(score - m).
   float offset[kMaxLanes];  // Sum of 2^(score - m) * (minimum of the value row).
+  // log2 of the sum of 2^score that is expected at the end, guessed low, or -infinity. Only for
+  // deciding how exactly to read.
+  float expected[kMaxLanes];
 };
 
-// Queries of one chunk as fixed point: query = unit * integer, integer = 256 * digit 0 + digit 1,
-// both signed. Digit 0 alone is the nearest that one digit can come.
-//   digits [2][key_dim / 32][2 half][kChunkRows][4 t][4] words of four channels: byte j of word
-//   (digit, step, half, row, t) is channel 32 * step + 16 * half + 4 * t + j; four copies of it,
-//   one for each token tile. 64-byte aligned.
+// Queries of one chunk as fixed point: query = unit * (digit 0 + digit 1 / 256), both signed whole
+// numbers. Digit 0 alone is the nearest that one digit can come.
+//   digits [2][key_dim / 32][4 t][2 half][kChunkRows] words of four channels: byte j of word
+//   (digit, step, t, half, row) is channel 32 * step + 16 * half + 4 * t + j.
 struct FixedQueries {
-  // What 1 of digit 0 and of digit 1 is worth, times the attention's scale and log2(e); not
-  // negative.
-  alignas(64) float units[2][ChunkState::kMaxLanes] = {};
+  // What 1 of digit 0 is worth, times the attention's scale and log2(e); not negative.
+  alignas(64) float units[ChunkState::kMaxLanes] = {};
   const int32_t* digits[2] = {};
   // Of a score read with digit 0 alone, for a key scale of 1: the deviation of its error.
   float errors[kChunkRows] = {};
-  // Of digit 0, and of the whole integers.
-  float sums[2][kChunkRows] = {};
+  float sums[2][kChunkRows] = {};  // Of each digit over the channels.
 };
-inline constexpr size_t kQueryWords = 16;  // [4 t][4]
 
 // One INT2 head block, and one to come, whose cache lines are fetched meanwhile.
 struct PageArgs {
@@ -50,6 +49,18 @@ struct PageArgs {
   size_t value_dim = 0;
   const std::byte* block = nullptr;
   const std::byte* ahead = nullptr;
+};
+
+// The history of one KV head against all of its rows.
+struct HistoryArgs {
+  size_t key_dim = 0;
+  size_t value_dim = 0;
+  const std::byte* const* pages = nullptr;  // [num_pages] INT2 head blocks.
+  size_t num_pages = 0;                     // >= 1
+  size_t num_rows = 0;                      // >= 1
+  const FixedQueries* queries = nullptr;    // One a chunk, as the next.
+  ChunkState* states = nullptr;
+  float* outputs = nullptr;  // [chunks][kChunkRows][PaddedValueDim], unnormalised.
 };
 
 // Tokens of a page are in the order of the scores' vectors: position 32 rh + 4 g + mt is token
@@ -88,12 +99,8 @@ inline constexpr size_t kWindowTile = 64;
 
 // One instruction set's kernels.
 struct SplitAttentionFunctions {
-  // Adds one page to the first num_rows rows of a chunk. outputs [kChunkRows][PaddedValueDim].
-  void (*attend_page)(const PageArgs& page,
-                      const FixedQueries& queries,
-                      size_t num_rows,
-                      ChunkState& state,
-                      float* outputs);
+  // Adds all pages to all rows.
+  void (*attend_history)(const HistoryArgs& args);
   // Adds a tile of a BF16 segment to a chunk's rows; a row that sees none of it is left alone.
   void (*attend_window)(size_t key_dim,
                         size_t value_dim,

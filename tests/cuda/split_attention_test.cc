@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 
 // Fast paths hold queries and probabilities as integers of 16 bits, or of 8 where no token of a
-// page has more than 1/256 of the probability before it (docs/decisions/0020-digits-by-share.md).
+// page has more than 1/512 of the probability before it (docs/decisions/0020-digits-by-share.md).
 // Over these shapes that stays below 1e-3 of the largest |v|; a wrong head, token or digit is off
 // by 1e-2 and more.
 constexpr double kTolerance = 1e-3;
