@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstring>
 
+// NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the system's are reserved.
 extern "C" int madvise(void* address, size_t bytes, int advice) noexcept {
   const auto result = static_cast<int>(syscall(SYS_madvise, address, bytes, advice));
   if (advice == MADV_HUGEPAGE) {

@@ -51,8 +51,7 @@ class UcxLink final : public UcxWorker::Handler {
 
   const SessionInfo& session() const { return session_; }
   BufferPool& buffers() { return buffers_; }
-  uint32_t chunk_bytes() const { return options_.chunk_bytes; }
-  uint32_t ordered_layers() const { return options_.ordered_layers; }
+  PullPlan::Cut cut() const { return {options_.ordered_layers, options_.chunk_bytes}; }
   const Clock& clock() const { return clock_; }
 
   bool OnPeer(UcxPeerId peer) override;

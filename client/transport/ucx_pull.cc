@@ -53,8 +53,7 @@ uint32_t UcxPull::DefaultOrderedLayers(const Geometry& geometry,
 absl::StatusOr<std::shared_ptr<UcxPull>> UcxPull::Create(const SessionInfo& session,
                                                          const LeasedPrefix& prefix,
                                                          BufferPool& buffers,
-                                                         uint32_t chunk_bytes,
-                                                         uint32_t ordered_layers,
+                                                         PullPlan::Cut cut,
                                                          absl::Time deadline,
                                                          const Clock& clock) {
   std::vector<PullEntry> entries = EntriesOf(prefix);
@@ -65,10 +64,10 @@ absl::StatusOr<std::shared_ptr<UcxPull>> UcxPull::Create(const SessionInfo& sess
   Geometry geometry = session.profile->geometry();
   geometry.num_kv_heads = session.heads.count;
   std::vector<PageEncoding> encodings = EncodingsOf(entries);
-  if (ordered_layers == 0) {
-    ordered_layers = DefaultOrderedLayers(geometry, encodings);
+  if (cut.ordered_layers == 0) {
+    cut.ordered_layers = DefaultOrderedLayers(geometry, encodings);
   }
-  PullPlan plan(geometry, std::move(encodings), {ordered_layers, chunk_bytes});
+  PullPlan plan(geometry, std::move(encodings), cut);
   CRUMB_ASSIGN_OR_RETURN(BufferPool::Buffer buffer, buffers.Take(plan.total_bytes()));
   // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
   std::shared_ptr<UcxPull> pull(

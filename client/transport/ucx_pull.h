@@ -34,15 +34,14 @@ namespace crumb {
 
 class UcxPull {
  public:
-  // Memory for all pages that are present in `prefix`. ordered_layers 0: as many as
-  // DefaultOrderedLayers says. INVALID_ARGUMENT: there is none, or more
+  // Memory for all pages that are present in `prefix`. cut.ordered_layers 0: as many
+  // as DefaultOrderedLayers says. INVALID_ARGUMENT: there is none, or more
   // than a pull may have. RESOURCE_EXHAUSTED: no memory.
   // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
   static absl::StatusOr<std::shared_ptr<UcxPull>> Create(const SessionInfo& session,
                                                          const LeasedPrefix& prefix,
                                                          BufferPool& buffers,
-                                                         uint32_t chunk_bytes,
-                                                         uint32_t ordered_layers,
+                                                         PullPlan::Cut cut,
                                                          absl::Time deadline,
                                                          const Clock& clock);
 

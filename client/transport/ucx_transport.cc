@@ -40,9 +40,8 @@ class UcxTransport final : public PageTransport {
 
   absl::StatusOr<std::unique_ptr<PageSource>> Open(const LeasedPrefix& prefix,
                                                    absl::Time deadline) override {
-    CRUMB_ASSIGN_OR_RETURN(
-        auto pull, UcxPull::Create(link_->session(), prefix, link_->buffers(), link_->chunk_bytes(),
-                                   link_->ordered_layers(), deadline, link_->clock()));
+    CRUMB_ASSIGN_OR_RETURN(auto pull, UcxPull::Create(link_->session(), prefix, link_->buffers(),
+                                                      link_->cut(), deadline, link_->clock()));
     CRUMB_ASSIGN_OR_RETURN(const uint64_t request_id, link_->StartPull(pull));
     return std::make_unique<UcxSource>(link_, std::move(pull), request_id);
   }
