@@ -67,8 +67,9 @@ class HeadPacker {
       for (uint32_t step = 0; step < dim_ / 16; ++step) {
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
           for (const uint32_t k : {0u, 1u, 8u, 9u}) {
-            const uint32_t row = 16 * step + 2 * (lane % 4) + k;
-            const Bf16Parts parts = Split(rotation[size_t{row} * dim_ + 8 * tile + lane / 4]);
+            const size_t row = size_t{16} * step + size_t{2} * (lane % 4) + k;
+            const size_t column = size_t{8} * tile + lane / 4;
+            const Bf16Parts parts = Split(rotation[row * dim_ + column]);
             Store(layout_.rotation(is_value, kRotateUpper), index, parts.upper);
             Store(layout_.rotation(is_value, kRotateLower), index, parts.lower);
             ++index;

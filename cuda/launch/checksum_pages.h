@@ -12,7 +12,7 @@ namespace crumb::gpu {
 // CRC registers are polynomials over GF(2), bit 31 the constant; to append n zero bytes is to
 // multiply by x^(8 n), which is linear. The images of the 32 single bits say all about it.
 struct CrcAdvance {
-  uint32_t of_bit[32];
+  uint32_t of_bit[32] = {};
 };
 
 inline constexpr uint32_t kCrcUnitBytes = 512;  // What a warp reads in one step, 16 bytes a lane.
@@ -24,8 +24,8 @@ struct ChecksumPlan {
   CrcAdvance unit;     // By kCrcUnitBytes.
   CrcAdvance lane[6];  // By 4 bytes, and by 16, 32, 64, 128, 256.
   // To the end of the range, of a segment's last byte: x^(8 n).
-  uint32_t to_end[kMaxCrcSegments];
-  uint32_t start;  // What the inversions at start and end of the checksum come to.
+  uint32_t to_end[kMaxCrcSegments] = {};
+  uint32_t start = 0;  // What the inversions at start and end of the checksum come to.
 };
 
 // Enqueues; parameters are valid. Returns a cudaError_t.
