@@ -13,10 +13,10 @@
 namespace crumb::bench {
 
 struct Bf16AttentionParams {
-  const float* queries = nullptr;    // [4, 128]
-  const BFloat16* keys = nullptr;    // [num_tokens, 128]
-  const BFloat16* values = nullptr;  // [num_tokens, 128]
-  size_t num_tokens = 0;             // A multiple of 64.
+  const float* queries = nullptr;  // [4, 128]
+  // Pages anywhere in memory, as an engine's are: keys [64, 128], then values [64, 128].
+  const BFloat16* const* pages = nullptr;
+  size_t num_pages = 0;
   float scale = 0;
   float* out = nullptr;  // [4, 128]
 };

@@ -6,6 +6,7 @@
 // first, they come at two thirds of the speed (10.5 instead of 17 GB/s on a Zen 4 core).
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "bench/cuda/bf16_attention.h"
@@ -19,13 +20,14 @@ using cpu::Simd;
 constexpr size_t kHeads = 4;
 constexpr size_t kDim = 128;
 constexpr size_t kTile = 64;
-constexpr size_t kAhead = kTile * kDim;  // Elements of K and of V, one tile.
+constexpr size_t kTranslationBatch = 4;
+constexpr size_t kMemoryPage = 4096;
 
 __m512bh LoadPairs(const BFloat16* from) {
   return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from));
 }
 
-struct State {
+struct State {  // NOLINT(cppcoreguidelines-pro-type-member-init): used as State{}.
   alignas(64) BFloat16 queries[kHeads][kDim];
   alignas(64) float scores[kHeads][kTile];
   alignas(64) uint16_t weights[kHeads][kTile];  // Bits of bfloat16.
@@ -35,11 +37,11 @@ struct State {
   float decay[kHeads];
 };
 
-void MultiplyKeys(const BFloat16* keys, State& state) {
+void MultiplyKeys(const BFloat16* keys, const BFloat16* ahead, State& state) {
   for (size_t token = 0; token < kTile; token += 4) {
 #pragma GCC unroll 16
     for (size_t i = 0; i < 4 * kDim; i += 32) {
-      __builtin_prefetch(keys + kAhead + token * kDim + i, 0, 2);
+      __builtin_prefetch(ahead + token * kDim + i, 0, 2);
     }
     __m512 sums[16];
 #pragma GCC unroll 16
@@ -96,7 +98,7 @@ void MakeWeights(float scale, State& state) {
 
 // Two tokens at a time: their rows interleaved make the pairs of the dot product. Lanes come out
 // as unpacking leaves them; Store puts them right.
-void MultiplyValues(const BFloat16* values, State& state) {
+void MultiplyValues(const BFloat16* values, const BFloat16* ahead, State& state) {
 #pragma GCC unroll 2
   for (size_t channel = 0; channel < kDim; channel += 64) {
     __m512 sums[kHeads][4];
@@ -110,13 +112,14 @@ void MultiplyValues(const BFloat16* values, State& state) {
     }
     for (size_t token = 0; token < kTile; token += 2) {
       const BFloat16* row = values + token * kDim + channel;
+      const BFloat16* row_ahead = ahead + token * kDim + channel;
       __m512bh pairs[4];
 #pragma GCC unroll 2
       for (size_t i = 0; i < 2; ++i) {
         const __m512i first = _mm512_loadu_si512(row + 32 * i);
         const __m512i second = _mm512_loadu_si512(row + kDim + 32 * i);
-        __builtin_prefetch(row + kAhead + 32 * i, 0, 2);
-        __builtin_prefetch(row + kAhead + kDim + 32 * i, 0, 2);
+        __builtin_prefetch(row_ahead + 32 * i, 0, 2);
+        __builtin_prefetch(row_ahead + kDim + 32 * i, 0, 2);
         pairs[2 * i] = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi16(first, second));
         pairs[2 * i + 1] = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi16(first, second));
       }
@@ -141,6 +144,18 @@ void MultiplyValues(const BFloat16* values, State& state) {
   }
 }
 
+// Addresses of kTranslationBatch pages from `first` on are translated together, as split attention
+// does: docs/decisions/0021-fetching-scattered-pages.md.
+void TranslateAhead(const Bf16AttentionParams& params, size_t first) {
+  const size_t end = std::min(first + kTranslationBatch, params.num_pages);
+  for (size_t page = first; page < end; ++page) {
+    for (size_t i = 0; i < 2 * kTile * kDim; i += kMemoryPage / sizeof(BFloat16)) {
+      __builtin_prefetch(params.pages[page] + i, 0, 2);
+    }
+  }
+  asm volatile("");  // Or GCC 12 drops the call.
+}
+
 }  // namespace
 
 bool HasAvx512Bf16() {
@@ -155,12 +170,16 @@ void Bf16AttentionAvx512(const Bf16AttentionParams& params) {
       state.queries[head][channel] = BFloat16::FromFloat(params.queries[head * kDim + channel]);
     }
   }
-  for (size_t token = 0; token < params.num_tokens; token += kTile) {
-    const BFloat16* keys = params.keys + token * kDim;
-    const BFloat16* values = params.values + token * kDim;
-    MultiplyKeys(keys, state);
+  TranslateAhead(params, 0);
+  for (size_t page = 0; page < params.num_pages; ++page) {
+    if (page % kTranslationBatch == 0) {
+      TranslateAhead(params, page + kTranslationBatch);
+    }
+    const BFloat16* keys = params.pages[page];
+    const BFloat16* ahead = params.pages[page + 1 < params.num_pages ? page + 1 : page];
+    MultiplyKeys(keys, ahead, state);
     MakeWeights(params.scale * 1.44269504f, state);
-    MultiplyValues(values, state);
+    MultiplyValues(keys + kTile * kDim, ahead + kTile * kDim, state);
   }
   for (size_t head = 0; head < kHeads; ++head) {
     for (size_t i = 0; i < kDim;

@@ -3,7 +3,7 @@
 // Decode over a long cache: split attention over INT2 pages beside the same attention over BF16
 // keys and values, one token of one layer: 32,768 tokens, 32 query heads, 8 KV heads, head_dim 128,
 // one thread and two. Several layers' caches are read in turn, more than any processor's cache
-// holds, and pages lie in random order. All times are
+// holds. Both caches are paged, 64 tokens a page, and pages lie in random order. All times are
 // medians of turns in one run.
 //
 // `flat` scores are spread as those of random rows are, so that no token has much of the
@@ -39,6 +39,7 @@ constexpr uint32_t kDim = 128;
 constexpr size_t kInt2Layers = 8;  // 151 MB
 constexpr size_t kBf16Layers = 2;  // 268 MB
 constexpr Int2HeadBlock kBlock{kDim, kDim};
+constexpr size_t kBf16Block = size_t{2} * kPageTokens * kDim;  // Elements.
 constexpr size_t kBytesOfHead = kPages * kBlock.bytes();
 constexpr size_t kRounds = 31;
 const float kScale = 1 / std::sqrt(static_cast<float>(kDim));
@@ -52,8 +53,9 @@ double Seconds(const std::function<void()>& call) {
 struct Caches {
   std::vector<std::byte> int2;
   std::vector<const std::byte*> pages;  // [layer][kv_head][page], in random order of memory.
-  std::vector<BFloat16> bf16;           // [layer][kv_head][K, V][token][channel]
-  std::vector<float> queries;           // [32, 128]
+  std::vector<BFloat16> bf16;
+  std::vector<const BFloat16*> bf16_pages;  // As pages: keys [64, 128], then values.
+  std::vector<float> queries;               // [32, 128]
   std::vector<float> peaked_queries;
   std::vector<float> out;
   std::vector<std::byte> copy;
@@ -74,7 +76,7 @@ Caches MakeCaches() {
   for (size_t block = 0; block < num_blocks; ++block) {
     std::byte* at = base + block * kBlock.bytes();
     std::memcpy(at, words.data() + random() % 60000, kBlock.key_meta_offset());
-    for (size_t row = 0; row < 2 * kPageTokens; ++row) {
+    for (size_t row = 0; row < size_t{2} * kPageTokens; ++row) {
       // Levels of a row with unit deviation: scale 0.9, minimum -1.35, a little different each.
       const float scale = 0.9f + static_cast<float>(random() % 64) / 400;
       const uint16_t meta[2] = {Float16::FromFloat(scale).bits,
@@ -93,6 +95,10 @@ Caches MakeCaches() {
     std::copy_n(rows.begin() + static_cast<ptrdiff_t>(random() % 65000), kDim,
                 caches.bf16.begin() + static_cast<ptrdiff_t>(i));
   }
+  for (size_t i = 0; i < caches.bf16.size(); i += kBf16Block) {
+    caches.bf16_pages.push_back(caches.bf16.data() + i);
+  }
+  std::shuffle(caches.bf16_pages.begin(), caches.bf16_pages.end(), random);
   for (size_t i = 0; i < kKvHeads * kGroup * kDim; ++i) {
     caches.queries.push_back(normal(random));
     caches.peaked_queries.push_back(3.5f * caches.queries.back());
@@ -122,19 +128,18 @@ void AttendInt2(
 }
 
 void AttendBf16(Caches& caches, size_t layer, size_t kv_head, CpuPath path) {
-  const BFloat16* keys = caches.bf16.data() + (layer * kKvHeads + kv_head) * 2 * kTokens * kDim;
+  const BFloat16* const* pages = caches.bf16_pages.data() + (layer * kKvHeads + kv_head) * kPages;
   const float* queries = caches.queries.data() + kv_head * kGroup * kDim;
   float* out = caches.out.data() + kv_head * kGroup * kDim;
   if (path == CpuPath::kAvx512 && HasAvx512Bf16()) {
-    Bf16AttentionAvx512({.queries = queries,
-                         .keys = keys,
-                         .values = keys + kTokens * kDim,
-                         .num_tokens = kTokens,
-                         .scale = kScale,
-                         .out = out});
+    Bf16AttentionAvx512(
+        {.queries = queries, .pages = pages, .num_pages = kPages, .scale = kScale, .out = out});
     return;
   }
-  const Bf16Rows rows{keys, keys + kTokens * kDim, kTokens};
+  std::vector<Bf16Rows> windows;
+  for (size_t page = 0; page < kPages; ++page) {
+    windows.push_back({pages[page], pages[page] + kBf16Block / 2, kPageTokens});
+  }
   const SplitAttentionParams params{.key_dim = kDim,
                                     .value_dim = kDim,
                                     .num_queries = 1,
@@ -142,7 +147,7 @@ void AttendBf16(Caches& caches, size_t layer, size_t kv_head, CpuPath path) {
                                     .scale = kScale,
                                     .queries = queries,
                                     .history = {},
-                                    .windows = {&rows, 1},
+                                    .windows = windows,
                                     .out = out};
   if (!SplitAttention(params, path).ok()) {
     std::abort();
