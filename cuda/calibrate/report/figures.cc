@@ -52,8 +52,10 @@ absl::StatusOr<std::shared_ptr<const Profile>> Unrotated(const Geometry& geometr
   return ProfileOf(parts);
 }
 
-// What a profile could be, from the plainest to the one with the most steps.
-absl::StatusOr<std::vector<Recipe>> Recipes(const Statistics& statistics) {
+// What a profile could be, from the plainest to the one with the most steps. One that cannot be
+// fitted to these statistics is left out, with a warning.
+absl::StatusOr<std::vector<Recipe>> Recipes(const Statistics& statistics,
+                                            std::vector<std::string>* warnings) {
   const Geometry& geometry = statistics.geometry;
   std::vector<Recipe> recipes;
   CRUMB_ASSIGN_OR_RETURN(auto naive, Unrotated(geometry, 0, 0));
@@ -64,8 +66,8 @@ absl::StatusOr<std::vector<Recipe>> Recipes(const Statistics& statistics) {
     return recipes;  // No Hadamard matrix, so no recipe that is fitted here.
   }
   struct Fitted {
-    const char* name;
-    const char* about;
+    const char* name = nullptr;
+    const char* about = nullptr;
     FitOptions options;
   };
   const Fitted fits[] = {
@@ -87,8 +89,13 @@ absl::StatusOr<std::vector<Recipe>> Recipes(const Statistics& statistics) {
        {.codec = CodecId::kOscarInt2Tilted}},
   };
   for (const Fitted& fit : fits) {
-    CRUMB_ASSIGN_OR_RETURN(const FittedProfile fitted, FitProfile(statistics, fit.options));
-    CRUMB_ASSIGN_OR_RETURN(auto profile, ProfileOf(fitted.parts));
+    const auto fitted = FitProfile(statistics, fit.options);
+    if (!fitted.ok()) {
+      warnings->push_back(
+          absl::StrCat(fit.name, " is left out: ", std::string(fitted.status().message())));
+      continue;
+    }
+    CRUMB_ASSIGN_OR_RETURN(auto profile, ProfileOf(fitted->parts));
     recipes.push_back({fit.name, fit.about, std::move(profile)});
   }
   return recipes;
@@ -183,8 +190,9 @@ absl::Status CheckInputs(const Statistics& statistics,
 }
 
 absl::StatusOr<std::vector<Recipe>> AllRecipes(const Statistics& statistics,
-                                               const Profile& profile) {
-  CRUMB_ASSIGN_OR_RETURN(std::vector<Recipe> recipes, Recipes(statistics));
+                                               const Profile& profile,
+                                               std::vector<std::string>* warnings) {
+  CRUMB_ASSIGN_OR_RETURN(std::vector<Recipe> recipes, Recipes(statistics, warnings));
   const auto file = profile.file();
   CRUMB_ASSIGN_OR_RETURN(auto copy, Profile::Parse({file.begin(), file.end()}));
   recipes.push_back({"this profile", std::string(CodecName(profile.codec())), std::move(copy)});
@@ -215,7 +223,8 @@ absl::StatusOr<ReportFigures> ComputeFigures(const Statistics& statistics,
                                             "', the profile of '", profile.model(),
                                             "': the same model by another name?"));
   }
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<Recipe> recipes, AllRecipes(statistics, profile));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<Recipe> recipes,
+                         AllRecipes(statistics, profile, &figures.warnings));
   for (const Recipe& recipe : recipes) {
     figures.recipes.push_back(
         {.name = recipe.name, .about = recipe.about, .heads = {}, .mean = {}});

@@ -75,14 +75,16 @@ Frame FrameOf(const LineChartOptions& options, const std::vector<Series>& series
 
 std::string Axes(const LineChartOptions& options, const Frame& frame) {
   std::string svg;
-  for (double decade = frame.low; decade <= frame.high + 0.5; ++decade) {
+  for (int decade = static_cast<int>(frame.low); decade <= static_cast<int>(frame.high); ++decade) {
     const double y = frame.Y(std::pow(10, decade));
     absl::StrAppend(&svg, Line(kLeft, y, frame.right, y),
                     Text(kLeft - 6, y + 4, "end", absl::StrFormat("%g", std::pow(10, decade))));
   }
-  const double step = std::max(1.0, std::ceil(frame.last_x / 8));
-  for (double x = 0; x <= frame.last_x; x += step) {
-    absl::StrAppend(&svg, Text(frame.X(x), frame.bottom + 16, "middle", absl::StrFormat("%g", x)));
+  const auto last_x = static_cast<size_t>(frame.last_x);
+  const size_t step = std::max<size_t>(1, (last_x + 7) / 8);
+  for (size_t x = 0; x <= last_x; x += step) {
+    absl::StrAppend(
+        &svg, Text(frame.X(static_cast<double>(x)), frame.bottom + 16, "middle", absl::StrCat(x)));
   }
   absl::StrAppend(&svg,
                   Text((kLeft + frame.right) / 2, frame.bottom + 34, "middle", options.x_label),

@@ -201,6 +201,18 @@ TEST(ReportFiguresTest, AProfileOfAnotherModelIsRefused) {
       HasSubstr("0 pages"));
 }
 
+TEST(ReportFiguresTest, ARecipeThatCannotBeFittedIsLeftOutWithAWarning) {
+  const auto profile = Fit({});
+  Statistics odd = TheStatistics();
+  // Symmetric, and the moment of nothing: two channels that agree beyond their size.
+  odd.key_moment[1] = odd.key_moment[kGeometry.key_dim] = 1e6;
+  const auto figures = ComputeFigures(odd, *profile, {.num_pages = 1});
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_THAT(figures->warnings, Contains(HasSubstr("oscar-int2-tilted is left out: fit: ")));
+  EXPECT_THAT(figures->recipes, SizeIs(6));
+  EXPECT_THAT(ReportPage(*figures), AllOf(HasSubstr("is left out"), Not(HasSubstr("nan"))));
+}
+
 TEST(VerdictTest, SaysWhereTheOrderOfRecipesFails) {
   ReportFigures figures = TheFigures();
   for (size_t i = 0; i < figures.recipes.size(); ++i) {
