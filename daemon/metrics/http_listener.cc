@@ -88,6 +88,7 @@ MHD_Result Answer(MHD_Connection* connection, unsigned code, std::string body) {
 }
 
 // Called with the head of a request, and again at its end.
+// NOLINTNEXTLINE(readability-function-size): the parameters are the library's.
 MHD_Result OnRequest(void* render,
                      MHD_Connection* connection,
                      const char* url,

@@ -42,7 +42,7 @@ class MemorySocketServer : public DataPlaneServer {
   static absl::StatusOr<std::unique_ptr<MemorySocketServer>> Create(MemorySocketOptions options,
                                                                     const PageStore& store,
                                                                     SessionTable& sessions);
-  ~MemorySocketServer() override { Stop(); }
+  ~MemorySocketServer() override { MemorySocketServer::Stop(); }
   MemorySocketServer(const MemorySocketServer&) = delete;
   MemorySocketServer& operator=(const MemorySocketServer&) = delete;
 
