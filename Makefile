@@ -11,9 +11,9 @@ FUZZ_SECONDS ?= 300
 
 MODEL   := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 PROFILE := deploy/profiles/smollm2-135m-instruct.safetensors
-# Token ids of texts, as a NumPy archive with the keys calib and eval, 4,096 ids a text. Only the
-# targets accuracy and profile read it; give another with ACCURACY_TOKENS=FILE.npz.
-ACCURACY_TOKENS ?= ../shared/data/accuracy/tokens_smollm2.npz
+# Token ids of texts, as a NumPy archive with the keys calib and eval, 4,096 ids a text, for the targets
+# accuracy and profile. Unset: bench/accuracy/npz_to_tokens.py's own.
+ACCURACY_TOKENS ?=
 ACCURACY_TEXTS ?= 1
 
 .DEFAULT_GOAL := help
@@ -41,10 +41,10 @@ demo: build model ## Three engines share one system prompt at two bits; writes b
 
 accuracy: build model ## Perplexity of BF16 and both codecs (ACCURACY_TEXTS=8: all); writes build/accuracy.json
 	@bench/accuracy/run_accuracy.py --bin build/$(PRESET)/bin --model $(MODEL) --profile $(PROFILE) \
-	  --tokens $(ACCURACY_TOKENS) --texts $(ACCURACY_TEXTS) --out build/accuracy.json
+	  $(ACCURACY_TOKENS:%=--tokens %) --texts $(ACCURACY_TEXTS) --out build/accuracy.json
 
 profile: build model ## Fit the model's profile anew from the calibration texts
-	@bench/accuracy/npz_to_tokens.py $(ACCURACY_TOKENS) calib build/calib.u32
+	@bench/accuracy/npz_to_tokens.py calib build/calib.u32 $(ACCURACY_TOKENS)
 	@build/$(PRESET)/bin/crumb-example collect --model $(MODEL) --tokens build/calib.u32 --texts 8 \
 	  --out build/statistics.safetensors
 	@build/$(PRESET)/bin/crumb-calibrate fit build/statistics.safetensors --out $(PROFILE)

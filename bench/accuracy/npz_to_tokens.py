@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes one array of token ids of a NumPy archive as raw little-endian u32, for crumb-example.
 
-    npz_to_tokens.py TOKENS.npz KEY OUT
+    npz_to_tokens.py KEY OUT [TOKENS.npz]
 
 Needs the standard library only: a bare machine has no NumPy.
 """
@@ -13,6 +13,8 @@ import struct
 import sys
 import zipfile
 
+# Beside the repository, and no part of it.
+DEFAULT_TOKENS = pathlib.Path(__file__).resolve().parents[3] / "shared/data/accuracy/tokens_smollm2.npz"
 TYPES = {"<i4": "i", "<u4": "I", "<i8": "q", "<u8": "Q"}
 
 
@@ -33,7 +35,10 @@ def read_npy(data):
 
 
 def main():
-    source, key, target = sys.argv[1:4]
+    key, target = sys.argv[1:3]
+    source = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else DEFAULT_TOKENS
+    if not source.exists():
+        sys.exit(f"error: no token ids at {source}; name a NumPy archive with the keys calib and eval")
     with zipfile.ZipFile(source) as archive:
         values, shape = read_npy(archive.read(f"{key}.npy"))
     pathlib.Path(target).write_bytes(array.array("I", values).tobytes())

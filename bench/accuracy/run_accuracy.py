@@ -20,6 +20,8 @@ sys.path.insert(0, str(HERE.parent / "report"))
 import figures
 import machine
 
+import npz_to_tokens
+
 SCHEMA = 1
 ALL_TEXTS = 8
 CALIBRATION_TEXTS = 8
@@ -41,7 +43,7 @@ def fit(options, folder, name, *flags):
 
 
 def unpack(options, key, target):
-    subprocess.run([sys.executable, HERE / "npz_to_tokens.py", options.tokens, key, target], check=True)
+    subprocess.run([sys.executable, HERE / "npz_to_tokens.py", key, target, options.tokens], check=True)
 
 
 def perplexity(options, tokens, profile):
@@ -62,7 +64,7 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--profile", required=True)
-    parser.add_argument("--tokens", type=pathlib.Path, required=True)
+    parser.add_argument("--tokens", type=pathlib.Path, default=npz_to_tokens.DEFAULT_TOKENS)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--texts", type=int, default=1, help=f"the first so many of the {ALL_TEXTS} texts")
     options = parser.parse_args()
