@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/gpu/check_params.h"
 
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,29 @@ absl::Status CheckRange(std::string_view name, uint32_t first, uint32_t count, u
     return absl::InvalidArgumentError(absl::StrCat(std::string(name), " is ", count, " from ",
                                                    first, " on; it must be from 1 to ",
                                                    first < limit ? limit - first : 0));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttention(const AttentionShape& shape, uint32_t max_group) {
+  if (shape.num_kv_heads == 0 || shape.num_kv_heads > Geometry::kMaxKvHeads) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_kv_heads is ", shape.num_kv_heads, "; it must be from 1 to ", Geometry::kMaxKvHeads));
+  }
+  const uint32_t group = shape.num_query_heads / shape.num_kv_heads;
+  if (group == 0 || group > max_group || shape.num_query_heads % shape.num_kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_query_heads is ", shape.num_query_heads, "; it must be a multiple of the ",
+        shape.num_kv_heads, " KV heads, 1 to ", max_group, " for each"));
+  }
+  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim is ", shape.head_dim,
+                     "; the GPU has kernels for 64, 128 and 256: use the CPU's for others"));
+  }
+  if (!std::isfinite(shape.scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scale is ", shape.scale, "; it must be finite, usually 1 / sqrt(head_dim)"));
   }
   return absl::OkStatus();
 }

@@ -23,6 +23,15 @@ absl::Status CheckHeads(const DeviceHeads& heads);
 // [first, first + count) within `limit`, not empty.
 absl::Status CheckRange(std::string_view name, uint32_t first, uint32_t count, uint32_t limit);
 
+struct AttentionShape {
+  uint32_t num_query_heads;
+  uint32_t num_kv_heads;
+  uint32_t head_dim;
+  float scale;
+};
+// A whole group of query heads for each KV head, at most `max_group`; a head_dim that has kernels.
+absl::Status CheckAttention(const AttentionShape& shape, uint32_t max_group);
+
 absl::Status CheckRows(std::string_view name, const DeviceRows& rows);
 absl::Status CheckBlocks(std::string_view name,
                          const void* pages,

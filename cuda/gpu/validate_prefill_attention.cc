@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 
 #include "crumb/cuda/prefill_attention.h"
 #include "cuda/gpu/check_params.h"
 #include "proto/base/status_macros.h"
-#include "proto/page/geometry.h"
 
 namespace crumb {
 namespace {
@@ -16,23 +13,8 @@ constexpr uint32_t kMaxGroup = 64;
 constexpr uint32_t kMaxPages = 1u << 24;
 
 absl::Status CheckHeads(const PrefillAttentionParams& params) {
-  CRUMB_RETURN_IF_ERROR(
-      gpu::CheckRange("num_kv_heads", 0, params.num_kv_heads, Geometry::kMaxKvHeads));
-  const uint32_t group = params.num_query_heads / params.num_kv_heads;
-  if (group == 0 || group > kMaxGroup || params.num_query_heads % params.num_kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "num_query_heads is ", params.num_query_heads, "; it must be a multiple of the ",
-        params.num_kv_heads, " KV heads, 1 to ", kMaxGroup, " for each"));
-  }
-  if (params.head_dim != 64 && params.head_dim != 128 && params.head_dim != 256) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_dim is ", params.head_dim,
-                     "; the GPU has kernels for 64, 128 and 256: use the CPU's for others"));
-  }
-  if (!std::isfinite(params.scale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scale is ", params.scale, "; it must be finite, usually 1 / sqrt(head_dim)"));
-  }
+  CRUMB_RETURN_IF_ERROR(gpu::CheckAttention(
+      {params.num_query_heads, params.num_kv_heads, params.head_dim, params.scale}, kMaxGroup));
   if (params.out_type != ElementType::kBf16 && params.out_type != ElementType::kFp16 &&
       params.out_type != ElementType::kFloat32) {
     return absl::InvalidArgumentError(absl::StrCat(

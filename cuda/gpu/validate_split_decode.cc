@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 
 #include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
+#include "cuda/gpu/check_params.h"
 #include "proto/base/status_macros.h"
-#include "proto/page/geometry.h"
 
 namespace crumb {
 namespace {
@@ -21,36 +19,8 @@ absl::Status CheckHeads(const SplitDecodeParams& params) {
     return absl::InvalidArgumentError(absl::StrCat("num_sequences is ", params.num_sequences,
                                                    "; it must be from 1 to ", kMaxSequences));
   }
-  if (params.num_kv_heads == 0 || params.num_kv_heads > Geometry::kMaxKvHeads) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "num_kv_heads is ", params.num_kv_heads, "; it must be from 1 to ", Geometry::kMaxKvHeads));
-  }
-  const uint32_t group = params.num_query_heads / params.num_kv_heads;
-  if (group == 0 || group > kMaxGroup || params.num_query_heads % params.num_kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "num_query_heads is ", params.num_query_heads, "; it must be a multiple of the ",
-        params.num_kv_heads, " KV heads, 1 to ", kMaxGroup, " for each"));
-  }
-  if (params.head_dim != 64 && params.head_dim != 128 && params.head_dim != 256) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_dim is ", params.head_dim,
-                     "; the GPU has kernels for 64, 128 and 256: use the CPU's for others"));
-  }
-  if (!std::isfinite(params.scale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scale is ", params.scale, "; it must be finite, usually 1 / sqrt(head_dim)"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPointer(const char* name, const void* pointer, size_t alignment) {
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (address == 0 || address % alignment != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " is at address ", address,
-                                                   "; it must be device memory, aligned to ",
-                                                   alignment, " bytes, and not null"));
-  }
-  return absl::OkStatus();
+  return gpu::CheckAttention(
+      {params.num_query_heads, params.num_kv_heads, params.head_dim, params.scale}, kMaxGroup);
 }
 
 absl::Status CheckTable(const char* name,
@@ -66,8 +36,8 @@ absl::Status CheckTable(const char* name,
     return absl::InvalidArgumentError(absl::StrCat(name, ".stride is ", table.stride,
                                                    "; it must be at most ", kMaxStride, " pages"));
   }
-  CRUMB_RETURN_IF_ERROR(CheckPointer(absl::StrCat(name, ".pages").c_str(), table.pages, 8));
-  CRUMB_RETURN_IF_ERROR(CheckPointer(lengths_name, lengths, 4));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer(absl::StrCat(name, ".pages"), table.pages, 8));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer(lengths_name, lengths, 4));
   if (table.block_offset % kAlignment != 0 || table.head_stride % kAlignment != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         name, ".block_offset is ", table.block_offset, " and .head_stride ", table.head_stride,
@@ -94,16 +64,16 @@ absl::Status CheckTypes(const SplitDecodeParams& params) {
 absl::Status ValidateSplitDecode(const SplitDecodeParams& params) {
   CRUMB_RETURN_IF_ERROR(CheckHeads(params));
   CRUMB_RETURN_IF_ERROR(CheckTypes(params));
-  CRUMB_RETURN_IF_ERROR(CheckPointer("queries", params.queries, kAlignment));
-  CRUMB_RETURN_IF_ERROR(CheckPointer("out", params.out, kAlignment));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("queries", params.queries, kAlignment));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("out", params.out, kAlignment));
   if (params.lse != nullptr) {
-    CRUMB_RETURN_IF_ERROR(CheckPointer("lse", params.lse, 4));
+    CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("lse", params.lse, 4));
   }
   CRUMB_RETURN_IF_ERROR(
       CheckTable("history", params.history, "history_pages", params.history_pages));
   CRUMB_RETURN_IF_ERROR(
       CheckTable("windows", params.windows, "window_tokens", params.window_tokens));
-  return CheckPointer("workspace", params.workspace, kWorkspaceAlignment);
+  return gpu::CheckPointer("workspace", params.workspace, kWorkspaceAlignment);
 }
 
 absl::Status ValidateSharedDecode(const SharedDecodeParams& params) {

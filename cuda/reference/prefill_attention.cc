@@ -4,27 +4,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/reference/element.h"
 #include "cuda/reference/split_attention.h"
 #include "proto/base/bfloat16.h"
-#include "proto/base/float16.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/page_format.h"
 
 namespace crumb {
 namespace {
-
-void StoreElement(void* data, size_t index, ElementType type, float value) {
-  switch (type) {
-    case ElementType::kBf16:
-      static_cast<BFloat16*>(data)[index] = BFloat16::FromFloat(value);
-      break;
-    case ElementType::kFp16:
-      static_cast<Float16*>(data)[index] = Float16::FromFloat(value);
-      break;
-    default:
-      static_cast<float*>(data)[index] = value;
-  }
-}
 
 // One KV head, by the twin of split attention.
 void AttendHead(const PrefillAttentionParams& params, uint32_t kv_head) {

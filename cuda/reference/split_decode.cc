@@ -6,38 +6,14 @@
 #include <limits>
 #include <vector>
 
+#include "cuda/reference/element.h"
 #include "cuda/reference/split_attention.h"
 #include "proto/base/bfloat16.h"
-#include "proto/base/float16.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/page_format.h"
 
 namespace crumb {
 namespace {
-
-float LoadElement(const void* data, size_t index, ElementType type) {
-  switch (type) {
-    case ElementType::kBf16:
-      return static_cast<const BFloat16*>(data)[index].ToFloat();
-    case ElementType::kFp16:
-      return static_cast<const Float16*>(data)[index].ToFloat();
-    default:
-      return static_cast<const float*>(data)[index];
-  }
-}
-
-void StoreElement(void* data, size_t index, ElementType type, float value) {
-  switch (type) {
-    case ElementType::kBf16:
-      static_cast<BFloat16*>(data)[index] = BFloat16::FromFloat(value);
-      break;
-    case ElementType::kFp16:
-      static_cast<Float16*>(data)[index] = Float16::FromFloat(value);
-      break;
-    default:
-      static_cast<float*>(data)[index] = value;
-  }
-}
 
 const std::byte* BlockOf(const DevicePageTable& table,
                          uint32_t sequence,
