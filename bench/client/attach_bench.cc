@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bench/support/figure.h"
+#include "bench/support/must.h"
 #include "client/session/control_plane.h"
 #include "client/transport/map_transport.h"
 #include "client/transport/streaming_copy.h"
@@ -37,15 +38,6 @@ absl::Time Now() {
 }
 absl::Time Soon() {
   return Now() + absl::Seconds(60);
-}
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  CRUMB_CHECK(value.ok(), value.status().ToString().c_str());
-  return *std::move(value);
-}
-void Must(const absl::Status& status) {
-  CRUMB_CHECK(status.ok(), status.ToString().c_str());
 }
 
 double Microseconds(absl::Duration duration) {

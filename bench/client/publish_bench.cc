@@ -22,6 +22,7 @@
 #include "absl/strings/str_format.h"
 
 #include "bench/support/figure.h"
+#include "bench/support/must.h"
 #include "bench/support/thread_clock.h"
 #include "crumb/client.h"
 #include "crumb/cuda/demote.h"
@@ -39,15 +40,6 @@ constexpr uint32_t kChunkTokens = 512;
 constexpr int kFreshRounds = 4;
 constexpr int kFullRounds = 7;
 constexpr int kFillingPublishes = 16;  // More than the 2 GiB of the arena take.
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  CRUMB_CHECK(value.ok(), value.status().ToString().c_str());
-  return *std::move(value);
-}
-void Must(const absl::Status& status) {
-  CRUMB_CHECK(status.ok(), status.ToString().c_str());
-}
 
 double Median(std::vector<double> values) {
   CRUMB_CHECK(!values.empty(), "something was measured");

@@ -25,6 +25,7 @@
 
 #include "bench/daemon/prompt_corpus.h"
 #include "bench/support/figure.h"
+#include "bench/support/must.h"
 #include "client/session/control_plane.h"
 #include "daemon/log/log.h"
 #include "daemon/server/server.h"
@@ -48,15 +49,6 @@ absl::Time Now() {
 }
 absl::Time Soon() {
   return Now() + absl::Seconds(60);
-}
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  CRUMB_CHECK(value.ok(), value.status().ToString().c_str());
-  return *std::move(value);
-}
-void Must(const absl::Status& status) {
-  CRUMB_CHECK(status.ok(), status.ToString().c_str());
 }
 
 double Median(std::vector<double> values) {
