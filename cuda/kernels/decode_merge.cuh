@@ -191,7 +191,7 @@ __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
                                             size_t query_row) {
   using Storage = MergeStorage<kHeadDim, kTiles>;
   constexpr int kChunks = kHeadDim / 4;
-  constexpr uint32_t kBatch = 4;  // Loads on their way together.
+  constexpr uint32_t kBatch = 8;  // Loads on their way together.
   const int items = group * kChunks;
   const int num_groups = min(num_warps, max(1, static_cast<int>(blockDim.x) / items));
   for (int i = static_cast<int>(threadIdx.x); i < items * num_groups;

@@ -389,7 +389,6 @@ __device__ __forceinline__ void PrefixGroup<kHeadDim, kRows, kGroups>::Finish(
   }
   __syncthreads();  // Pages and weights are not needed any more: their memory is.
   const int thread = warp_ * 32 + lane_;
-  auto* exchange = reinterpret_cast<float*>(shared_.pages[0][0]);
   const uint32_t group_size = launch.batch.num_query_heads / launch.batch.num_kv_heads;
   const uint32_t rows_of_head = launch.batch.num_sequences * group_size;
   const size_t num_rows = size_t{launch.batch.num_sequences} * launch.batch.num_query_heads;
@@ -415,28 +414,30 @@ __device__ __forceinline__ void PrefixGroup<kHeadDim, kRows, kGroups>::Finish(
       shared_.sums[group_][column] *= share;
     }
   }
-  // The others' outputs come to the first warpgroup one after the other, 64 channels at a time.
+  // The others' outputs come to the first warpgroup, in memory that pages had.
+  constexpr int kOutputs = kBlocks * kRows / 2;  // Of a thread.
+  static_assert((kGroups - 1) * kOutputs * kThreadsOfGroup * sizeof(float) <=
+                sizeof(shared_.pages));
+  const auto exchange = [&](int group, int i) {
+    return reinterpret_cast<float*>(shared_.pages[0][0]) +
+           ((group - 1) * kOutputs + i) * kThreadsOfGroup + thread;
+  };
+  if (group_ != 0) {
 #pragma unroll
-  for (int m = 0; m < kBlocks; ++m) {
-    for (int g = 1; g < kGroups; ++g) {
-      if (group_ == g) {
-#pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-          exchange[i * kThreadsOfGroup + thread] = outputs_[m][i];
-        }
-      }
-      __syncthreads();
-      if (group_ == 0) {
-#pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-          outputs_[m][i] += exchange[i * kThreadsOfGroup + thread];
-        }
-      }
-      __syncthreads();
+    for (int i = 0; i < kOutputs; ++i) {
+      *exchange(group_, i) = outputs_[i / (kRows / 2)][i % (kRows / 2)];
     }
   }
+  __syncthreads();
   if (group_ != 0) {
     return;
+  }
+#pragma unroll
+  for (int g = 1; g < kGroups; ++g) {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      outputs_[i / (kRows / 2)][i % (kRows / 2)] += *exchange(g, i);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kRows / 4; ++i) {

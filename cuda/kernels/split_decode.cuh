@@ -185,12 +185,12 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
 
   // 1. This block's share of the work. Queries are asked for before pages where they may be: they
   // would queue behind a ring's worth of every multiprocessor.
-  const WorkShare share =
-      FindWorkShare(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
   const auto slot = static_cast<size_t>(warp * num_stages);
   WarpRing<kHeadDim> ring(shared + slot * Shared::kStageBytes,
                           reinterpret_cast<StageState*>(shared + layout.states()) + slot,
                           num_stages, lane);
+  const WorkShare share =
+      FindWorkShare(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
   Producer<kHeadDim> producer(launch, share, warp, num_warps, lane);
   PairCursor pair = share.start;
   RawQuery<kHeadDim> query;
