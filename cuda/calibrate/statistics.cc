@@ -7,27 +7,59 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "cuda/calibrate/reservoir_file.h"
 #include "cuda/profile/file_metadata.h"
 #include "cuda/profile/safetensors.h"
 #include "proto/base/file.h"
 #include "proto/base/status_macros.h"
 
+#include <Eigen/Cholesky>
+#include <Eigen/Dense>
+
 namespace crumb {
 namespace {
 
-constexpr char kFormat[] = "crumb.statistics.v2";
+constexpr char kFormat[] = "crumb.statistics.v3";
 constexpr char kNumQueryHeadsKey[] = "num_query_heads";
 constexpr char kNumTextsKey[] = "num_texts";
 constexpr char kNumTokensKey[] = "num_tokens";
-constexpr char kQueryMoment[] = "query_moment";
-constexpr char kQueryMean[] = "query_mean";
-constexpr char kValueCovariance[] = "value_covariance";
-constexpr char kKeyMean[] = "key_mean";
-constexpr char kKeyMoment[] = "key_moment";
+constexpr char kAttentionWindows[] = "attention_windows";
+
+// The F64 tensors [L, H, dim] and [L, H, dim, dim].
+struct Moment {
+  const char* tensor;
+  std::vector<double> Statistics::*member;
+  bool is_of_keys;  // Of key_dim channels, not value_dim.
+  // Second moments alone: the mean of the same rows, if there is one, else nullptr.
+  bool is_second;
+  std::vector<double> Statistics::*mean;
+};
+
+constexpr Moment kMoments[] = {
+    {"query_moment", &Statistics::query_moment, true, true, &Statistics::query_mean},
+    {"query_mean", &Statistics::query_mean, true, false, nullptr},
+    {"key_moment", &Statistics::key_moment, true, true, &Statistics::key_mean},
+    {"key_mean", &Statistics::key_mean, true, false, nullptr},
+    {"value_moment", &Statistics::value_moment, false, true, &Statistics::value_mean},
+    {"value_mean", &Statistics::value_mean, false, false, nullptr},
+    {"value_covariance", &Statistics::value_covariance, false, true, nullptr},
+    {"value_attention_covariance", &Statistics::value_attention_covariance, false, true, nullptr},
+};
+
+std::vector<uint64_t> ShapeOf(const Moment& moment, const Geometry& geometry) {
+  const uint64_t dim = moment.is_of_keys ? geometry.key_dim : geometry.value_dim;
+  std::vector<uint64_t> shape = {geometry.num_layers, geometry.num_kv_heads, dim};
+  if (moment.is_second) {
+    shape.push_back(dim);
+  }
+  return shape;
+}
 
 constexpr uint64_t kMaxQueryHeads = 4096;
 // Of the largest element of the diagonal: what summing in another order may leave.
 constexpr double kAsymmetryLimit = 1e-6;
+// Of the mean of the diagonal: how far below zero rounding may leave an eigenvalue.
+constexpr double kNegativeLimit = 1e-6;
 
 template <typename... Parts>
 absl::Status Refuse(const Parts&... parts) {
@@ -69,16 +101,38 @@ absl::Status CheckSecondMoment(const MatrixName& name, const double* matrix) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSecondMoments(const char* tensor,
-                                const Geometry& geometry,
-                                size_t dim,
-                                const std::vector<double>& matrices) {
+// The second moment less that of the mean, whose eigenvalues cannot be negative.
+absl::Status CheckPositive(const MatrixName& name, const double* moment, const double* mean) {
+  using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const auto dim = static_cast<Eigen::Index>(name.dim);
+  Matrix covariance = Eigen::Map<const Matrix>(moment, dim, dim);
+  const double allowed = kNegativeLimit * covariance.diagonal().mean();
+  if (mean != nullptr) {
+    const Eigen::Map<const Eigen::VectorXd> row(mean, dim);
+    covariance -= row * row.transpose();
+  }
+  covariance.diagonal().array() += allowed;
+  if (allowed > 0 && Eigen::LLT<Matrix>(covariance).info() != Eigen::Success) {
+    return Refuse(Text(name), mean == nullptr ? "" : ", less that of its mean,",
+                  " has an eigenvalue below -", allowed,
+                  "; a covariance has none below 0. Collect the statistics again");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSecondMoments(const Moment& moment, const Statistics& statistics) {
+  const Geometry& geometry = statistics.geometry;
+  const size_t dim = moment.is_of_keys ? geometry.key_dim : geometry.value_dim;
   for (uint32_t block = 0; block < geometry.NumHeadBlocks(); ++block) {
-    CRUMB_RETURN_IF_ERROR(CheckSecondMoment({.tensor = tensor,
-                                             .layer = block / geometry.num_kv_heads,
-                                             .kv_head = block % geometry.num_kv_heads,
-                                             .dim = dim},
-                                            matrices.data() + block * dim * dim));
+    const MatrixName name{.tensor = moment.tensor,
+                          .layer = block / geometry.num_kv_heads,
+                          .kv_head = block % geometry.num_kv_heads,
+                          .dim = dim};
+    const double* matrix = (statistics.*moment.member).data() + block * dim * dim;
+    CRUMB_RETURN_IF_ERROR(CheckSecondMoment(name, matrix));
+    CRUMB_RETURN_IF_ERROR(CheckPositive(
+        name, matrix,
+        moment.mean == nullptr ? nullptr : (statistics.*moment.mean).data() + block * dim));
   }
   return absl::OkStatus();
 }
@@ -118,9 +172,16 @@ absl::Status ReadMetadata(const MetadataReader& metadata, Statistics* statistics
   return absl::OkStatus();
 }
 
-absl::Status CheckSize(const char* name, size_t size, size_t expected) {
-  if (size != expected) {
-    return Refuse(name, " has ", size, " values; its geometry asks for ", expected);
+absl::Status ReadWindows(Safetensors* contents, Statistics* statistics) {
+  const uint64_t num_layers = statistics->geometry.num_layers;
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<double> windows,
+                         Take(kAttentionWindows, {num_layers}, contents));
+  for (const double window : windows) {
+    if (!calibrate::IsCount(window)) {
+      return Refuse("tensor '", kAttentionWindows, "': ", window,
+                    " is not a number of tokens; whole numbers below 2^32 are");
+    }
+    statistics->attention_windows.push_back(static_cast<uint32_t>(window));
   }
   return absl::OkStatus();
 }
@@ -141,30 +202,23 @@ absl::StatusOr<Statistics> Statistics::Parse(std::span<const std::byte> file) {
   CRUMB_ASSIGN_OR_RETURN(Safetensors contents, ParseSafetensors(file));
   Statistics statistics;
   CRUMB_RETURN_IF_ERROR(ReadMetadata(MetadataReader("statistics", contents.metadata), &statistics));
-  const Geometry& geometry = statistics.geometry;
-  const uint64_t layers = geometry.num_layers;
-  const uint64_t heads = geometry.num_kv_heads;
-  const uint64_t key_dim = geometry.key_dim;
-  const uint64_t value_dim = geometry.value_dim;
-  CRUMB_ASSIGN_OR_RETURN(statistics.query_moment,
-                         Take(kQueryMoment, {layers, heads, key_dim, key_dim}, &contents));
-  CRUMB_ASSIGN_OR_RETURN(statistics.value_covariance,
-                         Take(kValueCovariance, {layers, heads, value_dim, value_dim}, &contents));
-  CRUMB_ASSIGN_OR_RETURN(statistics.query_mean,
-                         Take(kQueryMean, {layers, heads, key_dim}, &contents));
-  CRUMB_ASSIGN_OR_RETURN(statistics.key_mean, Take(kKeyMean, {layers, heads, key_dim}, &contents));
-  CRUMB_ASSIGN_OR_RETURN(statistics.key_moment,
-                         Take(kKeyMoment, {layers, heads, key_dim, key_dim}, &contents));
+  for (const Moment& moment : kMoments) {
+    CRUMB_ASSIGN_OR_RETURN(statistics.*moment.member,
+                           Take(moment.tensor, ShapeOf(moment, statistics.geometry), &contents));
+  }
+  CRUMB_RETURN_IF_ERROR(ReadWindows(&contents, &statistics));
+  CRUMB_RETURN_IF_ERROR(
+      calibrate::ReadReservoir(statistics.geometry, &contents, &statistics.reservoir));
   if (!contents.tensors.empty()) {
     const auto& [name, tensor] = *contents.tensors.begin();
     return Refuse("tensor '", Printable(name), "' ", ShapeText(tensor.shape),
                   " has no place in statistics");
   }
-  CRUMB_RETURN_IF_ERROR(
-      CheckSecondMoments(kQueryMoment, geometry, key_dim, statistics.query_moment));
-  CRUMB_RETURN_IF_ERROR(CheckSecondMoments(kKeyMoment, geometry, key_dim, statistics.key_moment));
-  CRUMB_RETURN_IF_ERROR(
-      CheckSecondMoments(kValueCovariance, geometry, value_dim, statistics.value_covariance));
+  for (const Moment& moment : kMoments) {
+    if (moment.is_second) {
+      CRUMB_RETURN_IF_ERROR(CheckSecondMoments(moment, statistics));
+    }
+  }
   return statistics;
 }
 
@@ -173,10 +227,6 @@ absl::StatusOr<std::vector<std::byte>> Statistics::Serialize(const Statistics& s
   if (!geometry.IsValid()) {
     return Refuse("the geometry is not valid");
   }
-  const uint64_t layers = geometry.num_layers;
-  const uint64_t heads = geometry.num_kv_heads;
-  const uint64_t key_dim = geometry.key_dim;
-  const uint64_t value_dim = geometry.value_dim;
   Safetensors contents;
   contents.metadata = {
       {kFormatKey, kFormat},
@@ -186,24 +236,17 @@ absl::StatusOr<std::vector<std::byte>> Statistics::Serialize(const Statistics& s
       {kNumTokensKey, absl::StrCat(statistics.num_tokens)},
   };
   AddGeometry(geometry, &contents.metadata);
-  const auto add = [&](const char* name, std::vector<uint64_t> shape,
-                       const std::vector<double>& values) {
-    size_t count = 1;
-    for (const uint64_t extent : shape) {
-      count *= extent;
-    }
-    contents.tensors[name] = {.type = TensorType::kF64,
-                              .shape = std::move(shape),
-                              .data = std::as_bytes(std::span(values))};
-    return CheckSize(name, values.size(), count);
-  };
-  CRUMB_RETURN_IF_ERROR(
-      add(kQueryMoment, {layers, heads, key_dim, key_dim}, statistics.query_moment));
-  CRUMB_RETURN_IF_ERROR(
-      add(kValueCovariance, {layers, heads, value_dim, value_dim}, statistics.value_covariance));
-  CRUMB_RETURN_IF_ERROR(add(kQueryMean, {layers, heads, key_dim}, statistics.query_mean));
-  CRUMB_RETURN_IF_ERROR(add(kKeyMean, {layers, heads, key_dim}, statistics.key_mean));
-  CRUMB_RETURN_IF_ERROR(add(kKeyMoment, {layers, heads, key_dim, key_dim}, statistics.key_moment));
+  for (const Moment& moment : kMoments) {
+    CRUMB_RETURN_IF_ERROR(calibrate::Add(moment.tensor, TensorType::kF64, ShapeOf(moment, geometry),
+                                         std::as_bytes(std::span(statistics.*moment.member)),
+                                         &contents));
+  }
+  const std::vector<double> windows(statistics.attention_windows.begin(),
+                                    statistics.attention_windows.end());
+  CRUMB_RETURN_IF_ERROR(calibrate::Add(kAttentionWindows, TensorType::kF64, {geometry.num_layers},
+                                       std::as_bytes(std::span(windows)), &contents));
+  const calibrate::ReservoirTokens tokens(statistics.reservoir);
+  CRUMB_RETURN_IF_ERROR(calibrate::AddReservoir(geometry, statistics.reservoir, tokens, &contents));
   std::vector<std::byte> file = SerializeSafetensors(contents);
   // The reader's checks are the checks.
   CRUMB_RETURN_IF_ERROR(Parse(file).status());

@@ -6,6 +6,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "crumb/cuda/statistics.h"
+#include "cuda/calibrate/attention_mass.h"
+#include "cuda/calibrate/attention_rows.h"
+#include "cuda/calibrate/reservoir_sampler.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
 
@@ -14,6 +17,8 @@
 namespace crumb {
 namespace {
 
+using calibrate::TokenRows;
+using calibrate::ViewHead;
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using Vector = Eigen::VectorXd;
 
@@ -21,14 +26,7 @@ Eigen::Index Index(size_t value) {
   return static_cast<Eigen::Index>(value);
 }
 
-struct Rows {
-  const char* name;
-  std::span<const float> floats;  // [T, num_heads, dim]
-  size_t num_heads;
-  size_t dim;
-};
-
-absl::Status CheckRows(const Rows& rows, uint32_t layer, size_t num_tokens) {
+absl::Status CheckRows(const TokenRows& rows, uint32_t layer, size_t num_tokens) {
   const size_t expected = num_tokens * rows.num_heads * rows.dim;
   if (rows.floats.size() != expected) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -47,14 +45,8 @@ absl::Status CheckRows(const Rows& rows, uint32_t layer, size_t num_tokens) {
 }
 
 // Rows [first, T) of one head, in double: [T - first, dim].
-Matrix HeadRows(const Rows& rows, size_t head, size_t first) {
-  const size_t row_floats = rows.num_heads * rows.dim;
-  const size_t num_tokens = rows.floats.size() / row_floats;
-  using FloatMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  return Eigen::Map<const FloatMatrix, 0, Eigen::OuterStride<>>(
-             rows.floats.data() + first * row_floats + head * rows.dim, Index(num_tokens - first),
-             Index(rows.dim), Eigen::OuterStride<>(Index(row_floats)))
-      .cast<double>();
+Matrix HeadRows(const TokenRows& rows, size_t head, size_t first) {
+  return ViewHead(rows, head, first).cast<double>();
 }
 
 // x^T x, both triangles equal to the bit.
@@ -69,22 +61,53 @@ void AddTo(const Matrix& matrix, double* sums) {
   Eigen::Map<Matrix>(sums, matrix.rows(), matrix.cols()) += matrix;
 }
 
+void AddTo(const Vector& vector, double* sums) {
+  Eigen::Map<Vector>(sums, vector.size()) += vector;
+}
+
+// sum w v v^T, w scaled to a sum of one; all alike if it is zero.
+Matrix WeightedGram(Matrix rows, const Vector& weight) {
+  // Rows scaled by the root of their weight, so that the product is a Gram matrix.
+  if (const double sum = weight.sum(); sum > 0) {
+    rows.array().colwise() *= (weight.array() / sum).sqrt();
+  } else {
+    rows /= std::sqrt(static_cast<double>(rows.rows()));
+  }
+  return Gram(rows);
+}
+
+struct Moment {
+  std::vector<double> Statistics::*member;
+  bool is_of_keys;  // Of key_dim channels, not value_dim.
+  bool is_matrix;
+};
+
+constexpr Moment kMoments[] = {
+    {&Statistics::query_moment, true, true},
+    {&Statistics::query_mean, true, false},
+    {&Statistics::value_covariance, false, true},
+    {&Statistics::key_mean, true, false},
+    {&Statistics::key_moment, true, true},
+    {&Statistics::value_mean, false, false},
+    {&Statistics::value_moment, false, true},
+    {&Statistics::value_attention_covariance, false, true},
+};
+
 }  // namespace
 
 struct StatisticsCollector::State {
   Options options;
-  // Sums over texts; Finish divides.
-  std::vector<double> query_moment;
-  std::vector<double> query_mean;
-  std::vector<double> value_covariance;
-  std::vector<double> key_mean;
-  std::vector<double> key_moment;
+  Statistics sums;  // Its moments are summed over texts; Finish divides.
+  std::vector<calibrate::ReservoirSampler> reservoirs;  // A layer each.
   std::vector<uint64_t> texts_of_layer;
   std::vector<uint64_t> tokens_of_layer;
 
   // Adds one KV head of one text.
-  void AddHead(
-      size_t block, const Rows& queries, const Rows& keys, const Rows& values, size_t kv_head);
+  void AddHead(uint32_t layer,
+               size_t kv_head,
+               const TokenRows& queries,
+               const TokenRows& keys,
+               const TokenRows& values);
 };
 
 absl::StatusOr<StatisticsCollector> StatisticsCollector::Create(Options options) {
@@ -101,16 +124,25 @@ absl::StatusOr<StatisticsCollector> StatisticsCollector::Create(Options options)
                                                    " query heads are not a multiple of ",
                                                    geometry.num_kv_heads, " KV heads"));
   }
-  const size_t blocks = geometry.NumHeadBlocks();
+  if (options.attention_windows.empty()) {
+    options.attention_windows.resize(geometry.num_layers);
+  }
+  if (options.attention_windows.size() != geometry.num_layers) {
+    return absl::InvalidArgumentError(absl::StrCat("statistics: ", options.attention_windows.size(),
+                                                   " attention windows for ", geometry.num_layers,
+                                                   " layers; one a layer, or none, is expected"));
+  }
   auto state = std::make_unique<State>();
+  for (const auto& [member, is_of_keys, is_matrix] : kMoments) {
+    const size_t dim = is_of_keys ? geometry.key_dim : geometry.value_dim;
+    (state->sums.*member).resize(geometry.NumHeadBlocks() * dim * (is_matrix ? dim : 1));
+  }
+  for (const uint32_t window : options.attention_windows) {
+    state->reservoirs.emplace_back(options.seed, window);
+  }
   state->options = std::move(options);
-  state->query_moment.resize(blocks * geometry.key_dim * geometry.key_dim);
-  state->value_covariance.resize(blocks * geometry.value_dim * geometry.value_dim);
-  state->query_mean.resize(blocks * geometry.key_dim);
-  state->key_mean.resize(blocks * geometry.key_dim);
-  state->key_moment.resize(blocks * geometry.key_dim * geometry.key_dim);
-  state->texts_of_layer.resize(geometry.num_layers);
-  state->tokens_of_layer.resize(geometry.num_layers);
+  state->texts_of_layer.resize(state->reservoirs.size());
+  state->tokens_of_layer.resize(state->reservoirs.size());
   return StatisticsCollector(std::move(state));
 }
 
@@ -128,11 +160,11 @@ absl::Status StatisticsCollector::AddText(uint32_t layer,
     return absl::InvalidArgumentError(
         absl::StrCat("statistics: layer ", layer, " of ", geometry.num_layers));
   }
-  const Rows query_rows{"queries", queries, state_->options.num_query_heads, geometry.key_dim};
-  const Rows key_rows{"keys", keys, geometry.num_kv_heads, geometry.key_dim};
-  const Rows value_rows{"values", values, geometry.num_kv_heads, geometry.value_dim};
+  const TokenRows query_rows{"queries", queries, state_->options.num_query_heads, geometry.key_dim};
+  const TokenRows key_rows{"keys", keys, geometry.num_kv_heads, geometry.key_dim};
+  const TokenRows value_rows{"values", values, geometry.num_kv_heads, geometry.value_dim};
   const size_t num_tokens = keys.size() / (key_rows.num_heads * key_rows.dim);
-  for (const Rows& rows : {query_rows, key_rows, value_rows}) {
+  for (const TokenRows& rows : {query_rows, key_rows, value_rows}) {
     CRUMB_RETURN_IF_ERROR(CheckRows(rows, layer, num_tokens));
   }
   if (num_tokens <= Statistics::kFirstQueryToken) {
@@ -141,16 +173,21 @@ absl::Status StatisticsCollector::AddText(uint32_t layer,
         Statistics::kFirstQueryToken, "; leave it out or join it to another"));
   }
   for (size_t kv_head = 0; kv_head < geometry.num_kv_heads; ++kv_head) {
-    state_->AddHead(layer * size_t{geometry.num_kv_heads} + kv_head, query_rows, key_rows,
-                    value_rows, kv_head);
+    state_->AddHead(layer, kv_head, query_rows, key_rows, value_rows);
   }
+  state_->reservoirs[layer].AddText(static_cast<uint32_t>(state_->texts_of_layer[layer]),
+                                    query_rows, key_rows, value_rows);
   state_->texts_of_layer[layer] += 1;
   state_->tokens_of_layer[layer] += num_tokens;
   return absl::OkStatus();
 }
 
-void StatisticsCollector::State::AddHead(
-    size_t block, const Rows& queries, const Rows& keys, const Rows& values, size_t kv_head) {
+void StatisticsCollector::State::AddHead(uint32_t layer,
+                                         size_t kv_head,
+                                         const TokenRows& queries,
+                                         const TokenRows& keys,
+                                         const TokenRows& values) {
+  const size_t block = size_t{layer} * keys.num_heads + kv_head;
   const size_t group = queries.num_heads / keys.num_heads;
   Matrix moment = Matrix::Zero(Index(keys.dim), Index(keys.dim));
   Vector query_sum = Vector::Zero(Index(keys.dim));
@@ -162,27 +199,29 @@ void StatisticsCollector::State::AddHead(
     num_rows += static_cast<double>(rows.rows());
   }
   moment /= num_rows;
-  AddTo(moment, query_moment.data() + block * keys.dim * keys.dim);
-  Eigen::Map<Vector>(query_mean.data() + block * keys.dim, Index(keys.dim)) += query_sum / num_rows;
+  AddTo(moment, sums.query_moment.data() + block * keys.dim * keys.dim);
+  AddTo(Vector(query_sum / num_rows), sums.query_mean.data() + block * keys.dim);
 
   const Matrix key_rows = HeadRows(keys, kv_head, 0);
-  const Eigen::Index first = Statistics::kFirstKeyToken;
-  const Matrix late_keys = key_rows.bottomRows(key_rows.rows() - first);
-  Eigen::Map<Vector>(key_mean.data() + block * keys.dim, Index(keys.dim)) +=
-      late_keys.colwise().mean().transpose();
-  AddTo(Gram(late_keys) / static_cast<double>(late_keys.rows()),
-        key_moment.data() + block * keys.dim * keys.dim);
+  const Eigen::Index num_late = key_rows.rows() - Index(Statistics::kFirstKeyToken);
+  const Matrix late_keys = key_rows.bottomRows(num_late);
+  AddTo(Vector(late_keys.colwise().mean()), sums.key_mean.data() + block * keys.dim);
+  AddTo(Matrix(Gram(late_keys) / static_cast<double>(num_late)),
+        sums.key_moment.data() + block * keys.dim * keys.dim);
 
-  // Rows scaled by the root of their weight, so that the product is a Gram matrix. Rounding may
-  // take a weight that should be zero below it.
-  const Vector weight = (key_rows * moment).cwiseProduct(key_rows).rowwise().sum().cwiseMax(0.0);
-  Matrix value_rows = HeadRows(values, kv_head, 0);
-  if (const double sum = weight.sum(); sum > 0) {
-    value_rows.array().colwise() *= (weight.array() / sum).sqrt();
-  } else {
-    value_rows /= std::sqrt(static_cast<double>(value_rows.rows()));
-  }
-  AddTo(Gram(value_rows), value_covariance.data() + block * values.dim * values.dim);
+  const Matrix value_rows = HeadRows(values, kv_head, 0);
+  const Matrix late_values = value_rows.bottomRows(num_late);
+  const size_t values_at = block * values.dim * values.dim;
+  AddTo(Vector(late_values.colwise().mean()), sums.value_mean.data() + block * values.dim);
+  AddTo(Matrix(Gram(late_values) / static_cast<double>(num_late)),
+        sums.value_moment.data() + values_at);
+  // Rounding may take a weight that should be zero below it.
+  const Vector energy = (key_rows * moment).cwiseProduct(key_rows).rowwise().sum().cwiseMax(0.0);
+  AddTo(WeightedGram(value_rows, energy), sums.value_covariance.data() + values_at);
+  const std::vector<double> mass =
+      calibrate::HistoryMass(queries, keys, kv_head, options.attention_windows[layer]);
+  AddTo(WeightedGram(value_rows, Eigen::Map<const Vector>(mass.data(), Index(mass.size()))),
+        sums.value_attention_covariance.data() + values_at);
 }
 
 absl::StatusOr<Statistics> StatisticsCollector::Finish() const {
@@ -199,24 +238,27 @@ absl::StatusOr<Statistics> StatisticsCollector::Finish() const {
                        " of ", state_->tokens_of_layer[0]));
     }
   }
-  const auto mean = [&](const std::vector<double>& sums) {
-    std::vector<double> means = sums;
-    for (double& x : means) {
-      x /= static_cast<double>(num_texts);
-    }
-    return means;
-  };
   Statistics statistics;
   statistics.model = state_->options.model;
   statistics.geometry = state_->options.geometry;
   statistics.num_query_heads = state_->options.num_query_heads;
   statistics.num_texts = num_texts;
   statistics.num_tokens = state_->tokens_of_layer[0];
-  statistics.query_moment = mean(state_->query_moment);
-  statistics.query_mean = mean(state_->query_mean);
-  statistics.value_covariance = mean(state_->value_covariance);
-  statistics.key_mean = mean(state_->key_mean);
-  statistics.key_moment = mean(state_->key_moment);
+  statistics.attention_windows = state_->options.attention_windows;
+  for (const Moment& moment : kMoments) {
+    statistics.*moment.member = state_->sums.*moment.member;
+    for (double& x : statistics.*moment.member) {
+      x /= static_cast<double>(num_texts);
+    }
+  }
+  for (size_t layer = 0; layer < state_->reservoirs.size(); ++layer) {
+    if (!state_->reservoirs[layer].AppendTo(&statistics.reservoir)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("statistics: layer ", layer,
+                       " has seen texts of other lengths than layer 0; give each layer the same "
+                       "texts in the same order"));
+    }
+  }
   return statistics;
 }
 

@@ -127,8 +127,18 @@ Statistics TinyStatistics() {
     statistics.query_moment[i * 33] = 1;
   }
   statistics.value_covariance = statistics.key_moment = statistics.query_moment;
+  statistics.value_moment = statistics.value_attention_covariance = statistics.query_moment;
   statistics.key_mean.resize(32);
   statistics.query_mean.resize(32);
+  statistics.value_mean.resize(32);
+  statistics.attention_windows = {0};
+  statistics.reservoir.key_tokens = {{0, 64}, {0, 70}, {2, 64}};
+  statistics.reservoir.query_tokens = {{2, 256}};
+  statistics.reservoir.keys.resize(size_t{3} * 32);
+  statistics.reservoir.values.resize(size_t{3} * 32);
+  statistics.reservoir.queries.resize(32);
+  statistics.reservoir.outputs.resize(32);
+  statistics.reservoir.lse.resize(1);
   return statistics;
 }
 
