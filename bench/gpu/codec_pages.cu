@@ -51,7 +51,8 @@ struct HeadNumbers {
     parameters.codec = codec;
     parameters.key_rotation = parameters.value_rotation = rotation.data();
     parameters.key_mean = mean.data();
-    parameters.key_feedback = codec == CodecId::kOscarInt2Aware ? feedback.data() : nullptr;
+    parameters.key_feedback = codec == CodecId::kOscarInt2 ? nullptr : feedback.data();
+    parameters.query_mean = mean.data();
     parameters.key_clip = 0.96f;
     parameters.value_clip = 0.92f;
   }

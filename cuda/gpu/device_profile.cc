@@ -37,18 +37,11 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
                      " of V; the GPU has kernels for 64, 128 and 256, the same for both: use the "
                      "CPU's codec for others"));
   }
-  if (heads[0].codec == CodecId::kOscarInt2Tilted) {
-    return absl::UnimplementedError(
-        "codec oscar-int2-tilted has no demotion on the GPU; demote on the CPU, or fit a profile "
-        "of "
-        "oscar-int2-aware");
-  }
   CRUMB_RETURN_IF_ERROR(CurrentGpu().status());
-  const bool is_aware = heads[0].codec == CodecId::kOscarInt2Aware;
-  const size_t record_bytes = gpu::HeadRecord{dim, is_aware}.bytes();
-  std::vector<std::byte> records(heads.size() * record_bytes);
+  const gpu::HeadRecord layout = gpu::RecordOf(heads[0]);
+  std::vector<std::byte> records(heads.size() * layout.bytes());
   for (size_t i = 0; i < heads.size(); ++i) {
-    gpu::PackHead(heads[i], is_aware, std::span(records).subspan(i * record_bytes, record_bytes));
+    gpu::PackHead(heads[i], std::span(records).subspan(i * layout.bytes(), layout.bytes()));
   }
   std::unique_ptr<DeviceProfile> profile(new DeviceProfile);
   CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(
@@ -60,7 +53,8 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
   profile->heads_ = {.num_layers = geometry.num_layers,
                      .num_kv_heads = geometry.num_kv_heads,
                      .head_dim = dim,
-                     .is_aware = is_aware,
+                     .is_aware = layout.is_aware,
+                     .is_tilted = layout.is_tilted,
                      .records = profile->memory_};
   return profile;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "proto/base/bfloat16.h"
 
@@ -12,6 +13,8 @@ namespace crumb::gpu {
 namespace {
 
 constexpr uint32_t kLanes = 32;
+constexpr uint32_t kElementsOfLane[] = {0, 1, 8, 9};  // Of B of m16n8k16, after 2 (lane % 4).
+constexpr size_t kNoPart = ~size_t{0};
 
 // The two parts of an element of a rotation in bf16.
 struct Bf16Parts {
@@ -25,8 +28,8 @@ Bf16Parts Split(float x) {
 
 class HeadPacker {
  public:
-  HeadPacker(const HeadParameters& head, bool is_aware, std::span<std::byte> record)
-      : head_(head), layout_{head.key_dim, is_aware}, dim_(head.key_dim), record_(record) {
+  HeadPacker(const HeadParameters& head, std::span<std::byte> record)
+      : head_(head), layout_(RecordOf(head)), dim_(head.key_dim), record_(record) {
     std::fill(record.begin(), record.end(), std::byte{0});
   }
 
@@ -34,22 +37,33 @@ class HeadPacker {
     HeadScalars scalars{};
     for (const bool is_value : {false, true}) {
       const float* rotation = is_value ? head_.value_rotation : head_.key_rotation;
-      PackRotation(is_value, rotation);
+      PackTiles(rotation, layout_.rotation(is_value, kRotateUpper),
+                layout_.rotation(is_value, kRotateLower));
       PackShift(is_value, rotation);
-      scalars.digit_unit[is_value ? 1 : 0] = PackDigits(is_value, rotation);
+      scalars.digit_unit[is_value ? 1 : 0] =
+          PackDigits(is_value, is_value ? rotation : QueryRotation());
       scalars.clip_from_top[is_value ? 1 : 0] =
           ClipFromTop(is_value ? head_.value_clip : head_.key_clip);
     }
-    std::memcpy(record_.data() + layout_.scalars(), &scalars, sizeof(scalars));
     if (layout_.is_aware) {
       PackFeedback();
     }
+    if (layout_.is_tilted) {
+      PackTiles(QueryRotation(), layout_.query_rotation(kRotateUpper),
+                layout_.query_rotation(kRotateLower));
+      PackReaders(&scalars);
+    }
+    std::memcpy(record_.data() + layout_.scalars(), &scalars, sizeof(scalars));
   }
 
  private:
   template <typename T>
   void Store(size_t offset, size_t index, T value) {
     std::memcpy(record_.data() + offset + index * sizeof(T), &value, sizeof(T));
+  }
+
+  const float* QueryRotation() const {
+    return head_.query_rotation != nullptr ? head_.query_rotation : head_.key_rotation;
   }
 
   uint32_t ClipFromTop(float ratio) const {
@@ -61,17 +75,20 @@ class HeadPacker {
   }
 
   // B[k][n] = R[16 step + k][8 tile + n]: the lane of (g, t) has k = 2t + {0, 1, 8, 9} of n = g.
-  void PackRotation(bool is_value, const float* rotation) {
+  // The upper parts of R's elements, and the lower ones if they are wanted (else kNoPart).
+  void PackTiles(const float* matrix, size_t upper, size_t lower) {
     size_t index = 0;
     for (uint32_t tile = 0; tile < dim_ / 8; ++tile) {
       for (uint32_t step = 0; step < dim_ / 16; ++step) {
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
-          for (const uint32_t k : {0u, 1u, 8u, 9u}) {
+          for (const uint32_t k : kElementsOfLane) {
             const size_t row = size_t{16} * step + size_t{2} * (lane % 4) + k;
             const size_t column = size_t{8} * tile + lane / 4;
-            const Bf16Parts parts = Split(rotation[row * dim_ + column]);
-            Store(layout_.rotation(is_value, kRotateUpper), index, parts.upper);
-            Store(layout_.rotation(is_value, kRotateLower), index, parts.lower);
+            const Bf16Parts parts = Split(matrix[row * dim_ + column]);
+            Store(upper, index, parts.upper);
+            if (lower != kNoPart) {
+              Store(lower, index, parts.lower);
+            }
             ++index;
           }
         }
@@ -155,12 +172,67 @@ class HeadPacker {
         size_t index = 0;
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
           for (uint32_t half = 0; half < 2; ++half) {
-            for (const uint32_t k : {0u, 1u, 8u, 9u}) {
+            for (const uint32_t k : kElementsOfLane) {
               const uint32_t row = above * kBlock + 2 * (lane % 4) + k;
               const float weight = at(row, block * kBlock + 8 * half + lane / 4);
-              Store(tile, index++, BFloat16::FromFloat(weight / at(row, row)));
+              Store(tile, index++, BFloat16::FromFloat(weight));
             }
           }
+        }
+      }
+    }
+  }
+
+  // The inverse of the feedback factor, row after row from the last on.
+  std::vector<double> Whitening() const {
+    const size_t dim = dim_;
+    std::vector<double> inverse(dim * dim);
+    for (size_t i = dim; i-- > 0;) {
+      const float* factor = head_.key_feedback + i * dim;
+      double* row = inverse.data() + i * dim;
+      for (size_t k = i + 1; k < dim; ++k) {
+        const double weight = -double{factor[k]};
+        const double* below = inverse.data() + k * dim;
+        for (size_t j = k; j < dim; ++j) {
+          row[j] += weight * below[j];
+        }
+      }
+      row[i] = 1;
+      for (size_t j = i; j < dim; ++j) {
+        row[j] /= double{factor[i]};
+      }
+    }
+    return inverse;
+  }
+
+  // With C the factor and M = (C^T C)^-1 the metric, a M b^T is the product of a C^-1 and b C^-1,
+  // and e m^T, the score of an error e under the mean query m, that of e C^-1 and (C m^T)^T.
+  void PackReaders(HeadScalars* scalars) {
+    const std::vector<double> inverse = Whitening();
+    const std::vector<float> rounded(inverse.begin(), inverse.end());
+    PackTiles(rounded.data(), layout_.whitening(), kNoPart);
+    std::vector<double> vectors[2] = {std::vector<double>(dim_), std::vector<double>(dim_)};
+    double mean_sum = 0;
+    for (size_t i = 0; i < dim_; ++i) {
+      for (size_t j = i; j < dim_; ++j) {
+        vectors[0][j] += inverse[i * dim_ + j];
+        vectors[1][i] += double{head_.key_feedback[i * dim_ + j]} * double{head_.query_mean[j]};
+      }
+      mean_sum += double{head_.query_mean[i]};
+    }
+    double ones = 0;
+    for (const double x : vectors[0]) {
+      ones += x * x;
+    }
+    scalars->ones_in_metric = static_cast<float>(ones);
+    scalars->query_mean_sum = static_cast<float>(mean_sum);
+    size_t index = 0;
+    for (uint32_t step = 0; step < dim_ / 16; ++step) {
+      for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        for (const uint32_t k : kElementsOfLane) {
+          const size_t channel = size_t{16} * step + size_t{2} * (lane % 4) + k;
+          const double x = lane / 4 < 2 ? vectors[lane / 4][channel] : 0.0;
+          Store(layout_.readers(), index++, BFloat16::FromFloat(static_cast<float>(x)));
         }
       }
     }
@@ -174,8 +246,12 @@ class HeadPacker {
 
 }  // namespace
 
-void PackHead(const HeadParameters& head, bool is_aware, std::span<std::byte> record) {
-  HeadPacker(head, is_aware, record).Pack();
+HeadRecord RecordOf(const HeadParameters& head) {
+  return {head.key_dim, head.codec != CodecId::kOscarInt2, head.codec == CodecId::kOscarInt2Tilted};
+}
+
+void PackHead(const HeadParameters& head, std::span<std::byte> record) {
+  HeadPacker(head, record).Pack();
 }
 
 }  // namespace crumb::gpu

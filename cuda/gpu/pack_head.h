@@ -11,7 +11,10 @@
 
 namespace crumb::gpu {
 
-// `record` has HeadRecord{head.key_dim, is_aware}.bytes(); key_dim == value_dim.
-void PackHead(const HeadParameters& head, bool is_aware, std::span<std::byte> record);
+HeadRecord RecordOf(const HeadParameters& head);
+
+// `record` has RecordOf(head).bytes(); key_dim == value_dim. For oscar-int2-tilted the metric is
+// taken from the feedback factor, of which it is the inverse square.
+void PackHead(const HeadParameters& head, std::span<std::byte> record);
 
 }  // namespace crumb::gpu

@@ -7,7 +7,8 @@
 // rows as the operand A itself, all in one go; no shared memory, no barrier.
 //
 // grid = [KV heads x (K and queries, V) x groups of columns, groups of rows]. Rows of K's rotation
-// are, token by token, the key and then the queries that share its head. A row of fp16 is two bf16,
+// are, token by token, the key and then the queries that share its head; where queries have a
+// rotation of their own, they have blocks of their own after V's. A row of fp16 is two bf16,
 // exactly.
 #pragma once
 
@@ -26,6 +27,11 @@ inline constexpr int kAppendWarps = 4;
 inline constexpr int kAppendColumns = 16;    // Of a warp.
 inline constexpr uint32_t kAppendRows = 16;  // Of a tile.
 
+// Blocks of K, V and, of oscar-int2-tilted, queries.
+__host__ __device__ constexpr uint32_t AppendRoles(const DeviceHeads& heads) {
+  return heads.is_tilted ? 3 : 2;
+}
+
 // One row of the product: where it comes from, and where it goes.
 struct AppendRow {
   const std::byte* from = nullptr;  // Null: there is no such row.
@@ -42,15 +48,19 @@ class AppendBlock {
   __device__ __forceinline__ explicit AppendBlock(const AppendRowsParams& params)
       : params_(params), lane_(static_cast<int>(threadIdx.x) % 32) {
     constexpr uint32_t kGroups = kDim / (kAppendWarps * kAppendColumns);
-    is_value_ = blockIdx.x / kGroups % 2 != 0;
-    head_ = blockIdx.x / kGroups / 2;
+    const uint32_t roles = AppendRoles(params.heads);
+    const uint32_t role = blockIdx.x / kGroups % roles;
+    is_value_ = role == 1;
+    head_ = blockIdx.x / kGroups / roles;
     column_ =
         static_cast<int>(blockIdx.x % kGroups * kAppendWarps + threadIdx.x / 32) * kAppendColumns;
-    group_ = is_value_ ? 1 : 1 + params.num_query_heads / params.num_kv_heads;
+    queries_ = params.num_query_heads / params.num_kv_heads;
+    first_member_ = role == 2 ? 1 : 0;
+    group_ = is_value_ ? 1 : roles == 2 ? 1 + queries_ : role == 2 ? queries_ : 1;
   }
 
   __device__ __forceinline__ void Run() {
-    const HeadRecord layout{kDim, params_.heads.is_aware};
+    const HeadRecord layout{kDim, params_.heads.is_aware, params_.heads.is_tilted};
     const std::byte* record =
         params_.heads.records +
         (size_t{params_.layer} * params_.heads.num_kv_heads + params_.first_head + head_) *
@@ -67,10 +77,13 @@ class AppendBlock {
  private:
   __device__ __forceinline__ void LoadColumns(const std::byte* record, const HeadRecord& layout) {
     const int first = column_ / 8 * kSteps * 32 + lane_;
-    const auto* upper =
-        reinterpret_cast<const uint2*>(record + layout.rotation(is_value_, kRotateUpper)) + first;
-    const auto* lower =
-        reinterpret_cast<const uint2*>(record + layout.rotation(is_value_, kRotateLower)) + first;
+    const auto columns = [&](RotationPart part) {
+      const size_t offset =
+          first_member_ > 0 ? layout.query_rotation(part) : layout.rotation(is_value_, part);
+      return reinterpret_cast<const uint2*>(record + offset) + first;
+    };
+    const uint2* upper = columns(kRotateUpper);
+    const uint2* lower = columns(kRotateLower);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -87,10 +100,9 @@ class AppendBlock {
       return row;
     }
     const auto token = static_cast<uint32_t>(index / group_);
-    const auto member = static_cast<uint32_t>(index % group_);
-    const uint32_t kv_of_query = group_ - 1;
+    const auto member = static_cast<uint32_t>(index % group_) + first_member_;
     if (member > 0) {
-      const uint32_t query_head = head_ * kv_of_query + member - 1;
+      const uint32_t query_head = head_ * queries_ + member - 1;
       row.is_query = true;
       row.from = static_cast<const std::byte*>(params_.queries.data) +
                  token * params_.queries.token_stride + size_t{query_head} * kDim * 2;
@@ -213,7 +225,9 @@ class AppendBlock {
   bool is_value_;
   uint32_t head_;
   int column_;
-  uint32_t group_;  // Rows a token.
+  uint32_t queries_;       // A KV head.
+  uint32_t first_member_;  // Of a token's rows: 0 is the key (or the value), then queries.
+  uint32_t group_;         // Rows a token.
   uint2 upper_[2][kSteps];
   uint2 lower_[2][kSteps];
 };

@@ -25,7 +25,13 @@ inline constexpr int kDemoteWarps = kDim == 256 ? 8 : 4;
 // Rounding with feedback takes much shared memory a warp: at 256, four of the eight do it.
 inline constexpr int kAwareWarps = 4;
 
-template <int kDim, bool kAware>
+enum class KeyRounding {
+  kToNearest,  // oscar-int2
+  kAware,      // oscar-int2-aware: with feedback.
+  kTilted,     // oscar-int2-tilted: and refitted.
+};
+
+template <int kDim, KeyRounding kKeys>
 struct DemoteShared {
   using Tile = PageTile<kDim>;
   struct Empty {};
@@ -33,13 +39,20 @@ struct DemoteShared {
     AwareScratch<kDim> scratch[kAwareWarps];
     alignas(16) float diagonal[kDim * 16];
   };
+  struct Tilted : Aware {
+    alignas(16) std::byte whitened[Tile::kBytes];
+  };
+  using ForKeys =
+      std::conditional_t<kKeys == KeyRounding::kTilted,
+                         Tilted,
+                         std::conditional_t<kKeys == KeyRounding::kAware, Aware, Empty>>;
 
   alignas(16) std::byte tiles[2][Tile::kBytes];
   alignas(16) uint32_t row_words[kPageTokens * Tile::kWordStride];
   alignas(16) __half2 meta[kPageTokens];
   // The first row that is not finite, kPageTokens if all are; units take turns with the two.
   int bad_token[2];
-  [[no_unique_address]] std::conditional_t<kAware, Aware, Empty> aware;
+  [[no_unique_address]] ForKeys keys;
 };
 
 // Unit `index` of a launch.
@@ -76,12 +89,14 @@ struct DemoteUnit {
   }
 };
 
-template <int kDim, bool kAware>
+template <int kDim, KeyRounding kKeys>
 class DemoteBlock {
  public:
   static constexpr int kWarps = kDemoteWarps<kDim>;
   static constexpr int kThreads = 32 * kWarps;
-  using Shared = DemoteShared<kDim, kAware>;
+  static constexpr bool kAware = kKeys != KeyRounding::kToNearest;
+  static constexpr bool kTilted = kKeys == KeyRounding::kTilted;
+  using Shared = DemoteShared<kDim, kKeys>;
   using Tile = PageTile<kDim>;
 
   __device__ __forceinline__ DemoteBlock(const DemotePagesParams& params, Shared& shared)
@@ -108,6 +123,9 @@ class DemoteBlock {
       WaitForCopies<0>();
       __syncthreads();
       const std::byte* rows = Prepare(index, end, index - begin);
+      if constexpr (kTilted) {
+        Whiten(unit, rows);
+      }
       Round(unit, rows);
       __syncthreads();
       Store(unit);
@@ -115,6 +133,8 @@ class DemoteBlock {
   }
 
  private:
+  __device__ static constexpr HeadRecord Layout() { return {kDim, kAware, kTilted}; }
+
   __device__ __forceinline__ void LoadUnit(uint32_t index, uint32_t tile) {
     const DemoteUnit unit(params_, index);
     LoadRowsAsync<kDim, kThreads>(shared_.tiles[tile], unit.first_row(params_),
@@ -125,19 +145,22 @@ class DemoteBlock {
   // Parameters of another head, or of its V after its K.
   __device__ __forceinline__ void TakeHead(const DemoteUnit& unit) {
     const DeviceHeads& heads = params_.heads;
-    const HeadRecord layout{kDim, heads.is_aware};
     record_ = heads.records + (size_t{params_.first_layer + unit.layer} * heads.num_kv_heads +
                                params_.first_head + unit.head) *
-                                  layout.bytes();
-    const auto* scalars = reinterpret_cast<const HeadScalars*>(record_ + layout.scalars());
+                                  Layout().bytes();
+    const auto* scalars = reinterpret_cast<const HeadScalars*>(record_ + Layout().scalars());
     clip_from_top_ = static_cast<int>(scalars->clip_from_top[unit.is_value ? 1 : 0]);
-    shift_ = reinterpret_cast<const float*>(record_ + layout.upper_shift(unit.is_value));
+    if constexpr (kTilted) {
+      refit_ = {nullptr, record_ + Layout().readers(), scalars->ones_in_metric,
+                scalars->query_mean_sum};
+    }
+    shift_ = reinterpret_cast<const float*>(record_ + Layout().upper_shift(unit.is_value));
     if (!params_.rows_are_rotated && !kAware) {
-      rotation_.Load(record_ + layout.rotation(unit.is_value, kRotateUpper), warp_, lane_);
+      rotation_.Load(record_ + Layout().rotation(unit.is_value, kRotateUpper), warp_, lane_);
     }
     if constexpr (kAware) {
-      const auto* from = reinterpret_cast<const float4*>(record_ + layout.diagonal());
-      auto* to = reinterpret_cast<float4*>(shared_.aware.diagonal);
+      const auto* from = reinterpret_cast<const float4*>(record_ + Layout().diagonal());
+      auto* to = reinterpret_cast<float4*>(shared_.keys.diagonal);
       for (int i = static_cast<int>(threadIdx.x); i < kDim * 4; i += kThreads) {
         to[i] = from[i];
       }
@@ -157,8 +180,7 @@ class DemoteBlock {
     if constexpr (kAware) {  // Registers are short: the columns come from the cache each time.
       const DemoteUnit unit(params_, index);
       RotationColumns<kDim, kWarps> rotation;
-      rotation.Load(record_ + HeadRecord{kDim, kAware}.rotation(unit.is_value, kRotateUpper), warp_,
-                    lane_);
+      rotation.Load(record_ + Layout().rotation(unit.is_value, kRotateUpper), warp_, lane_);
       RotatePageRows<kDim, kWarps>(shared_.tiles[0], rotation, shift_, shared_.tiles[1], warp_,
                                    lane_);
     } else {
@@ -172,16 +194,29 @@ class DemoteBlock {
     return shared_.tiles[1];
   }
 
+  __device__ __forceinline__ void Whiten(const DemoteUnit& unit, const std::byte* rows) {
+    if (!unit.is_value) {
+      RotationColumns<kDim, kWarps> columns;
+      columns.Load(record_ + Layout().whitening(), warp_, lane_);
+      const auto* zeros = reinterpret_cast<const float*>(record_ + Layout().upper_shift(true));
+      RotatePageRows<kDim, kWarps>(rows, columns, zeros, shared_.keys.whitened, warp_, lane_);
+      __syncthreads();
+    }
+  }
+
   __device__ __forceinline__ void Round(const DemoteUnit& unit, const std::byte* rows) {
     if constexpr (kAware) {
       if (!unit.is_value) {
         if (warp_ < kAwareWarps) {
-          const std::byte* feedback = record_ + HeadRecord{kDim, true}.feedback();
+          const std::byte* feedback = record_ + Layout().feedback();
 #pragma unroll 1
           for (int token = 8 * warp_; token < int{kPageTokens}; token += 8 * kAwareWarps) {
-            Note(RoundAttentionAware<kDim>(rows, shared_.aware.diagonal, feedback, token,
-                                           shared_.aware.scratch[warp_], shared_.row_words,
-                                           shared_.meta, lane_),
+            if constexpr (kTilted) {
+              refit_.whitened = shared_.keys.whitened + token * Tile::kStride;
+            }
+            Note(RoundAttentionAware<kDim, kTilted>(rows, shared_.keys.diagonal, feedback, refit_,
+                                                    token, shared_.keys.scratch[warp_],
+                                                    shared_.row_words, shared_.meta, lane_),
                  token);
           }
         }
@@ -221,25 +256,26 @@ class DemoteBlock {
   const std::byte* record_ = nullptr;
   const float* shift_ = nullptr;
   int clip_from_top_ = 0;
+  RefitOperands refit_;
   int* bad_token_ = nullptr;
   RotationColumns<kDim, kWarps> rotation_;
 };
 
-template <int kDim, bool kAware>
-inline constexpr int kDemoteBlocks = kAware ? (kDim == 64    ? 3
-                                               : kDim == 128 ? 2
-                                                             : 1)
-                                            : (kDim == 256 ? 1 : 4);
+template <int kDim, KeyRounding kKeys>
+inline constexpr int kDemoteBlocks = kKeys != KeyRounding::kToNearest ? (kDim == 64    ? 3
+                                                                         : kDim == 128 ? 2
+                                                                                       : 1)
+                                                                      : (kDim == 256 ? 1 : 4);
 
-template <int kDim, bool kAware>
+template <int kDim, KeyRounding kKeys>
 __global__
-__launch_bounds__(32 * kDemoteWarps<kDim>, (kDemoteBlocks<kDim, kAware>)) void DemoteKernel(
+__launch_bounds__(32 * kDemoteWarps<kDim>, (kDemoteBlocks<kDim, kKeys>)) void DemoteKernel(
     const __grid_constant__ DemotePagesParams params, uint32_t num_units) {
   extern __shared__ __align__(16) std::byte memory[];
-  auto& shared = *reinterpret_cast<DemoteShared<kDim, kAware>*>(memory);
+  auto& shared = *reinterpret_cast<DemoteShared<kDim, kKeys>*>(memory);
   const auto begin = static_cast<uint32_t>(uint64_t{num_units} * blockIdx.x / gridDim.x);
   const auto end = static_cast<uint32_t>(uint64_t{num_units} * (blockIdx.x + 1) / gridDim.x);
-  DemoteBlock<kDim, kAware>(params, shared).Run(begin, end);
+  DemoteBlock<kDim, kKeys>(params, shared).Run(begin, end);
 }
 
 }  // namespace crumb::gpu

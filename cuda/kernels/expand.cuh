@@ -145,7 +145,7 @@ class ExpandBlock {
 
   __device__ __forceinline__ void TakeHead(const Unit& unit) {
     const DeviceHeads& heads = params_.heads;
-    const HeadRecord layout{kDim, heads.is_aware};
+    const HeadRecord layout{kDim, heads.is_aware, heads.is_tilted};
     const std::byte* record =
         heads.records + (size_t{params_.first_layer + unit.layer} * heads.num_kv_heads +
                          params_.first_head + unit.head) *

@@ -2,7 +2,7 @@
 //
 // Attention-aware rounding of keys (GPTQ, arXiv 2210.17323, applied to rows of K with the metric
 // E[q q^T]): channel after channel, each error pushed into the channels that are still open, for
-// four ranges; the range of least loss is kept.
+// four ranges; the range of least loss is kept. For oscar-int2-tilted each range is refitted first.
 //
 // Blocked: within 16 channels errors are pushed by one fused multiply-add each, a lane a (row,
 // range); what all blocks before bring to a block is one product on the tensor cores, of errors and
@@ -12,21 +12,11 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/aware_scratch.cuh"
+#include "cuda/kernels/refit_rows.cuh"
 #include "cuda/kernels/round_rows.cuh"
 
 namespace crumb::gpu {
-
-// A warp's own shared memory for it.
-template <int kDim>
-struct AwareScratch {
-  static constexpr int kProblems = 32;  // (row, range).
-  static constexpr uint32_t kErrorStride = 2 * kDim + 16;
-  static constexpr int kSumStride = 20;  // Floats: 16-byte reads of eight rows meet no bank twice.
-  static constexpr int kWordStride = kDim / 16 + 1;
-  alignas(16) std::byte errors[kProblems * kErrorStride];  // [problem, channel] bf16.
-  alignas(16) float sums[kProblems * kSumStride];          // What is pushed into the block.
-  uint32_t codes[kProblems * kWordStride];                 // Row words.
-};
 
 struct AwareProblem {
   RowLevels levels;
@@ -68,23 +58,12 @@ __device__ __forceinline__ void PushEarlierErrors(AwareScratch<kDim>& scratch,
       MmaBf16(sums[m][1], a, b.z, b.w);
     }
   }
-  float* to = scratch.sums + lane / 4 * Scratch::kSumStride + 2 * (lane % 4);
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float2*>(to + (16 * m + 8 * half) * Scratch::kSumStride + 8 * n) =
-            make_float2(sums[m][n][2 * half], sums[m][n][2 * half + 1]);
-      }
-    }
-  }
+  StoreSums(scratch, sums, lane);
 }
 
-// Rounds the 16 channels `x` one after another; leaves errors in them and returns their row word.
-// `weights` [16, 16]: the feedback's diagonal block, each row divided by its diagonal element, in
-// whose place is the element's inverse.
+// Rounds the 16 channels `x` one after another; leaves weighted errors in them and returns their
+// row word. `weights` [16, 16]: the feedback's diagonal block, each row divided by its diagonal
+// element, in whose place is the element's inverse.
 __device__ __forceinline__ uint32_t RoundBlock(float (&x)[16],
                                                const float* weights,
                                                float inverse_scale,
@@ -109,7 +88,7 @@ __device__ __forceinline__ uint32_t RoundBlock(float (&x)[16],
     word += (__float_as_uint(shifted) & 3u) << (2 * i);
     const float weighted = error * row[i];
     problem.loss = fmaf(weighted, weighted, problem.loss);
-    x[i] = error;
+    x[i] = weighted;
 #pragma unroll
     for (int j = i + 1; j < 16; ++j) {
       x[j] = fmaf(-error, row[j], x[j]);
@@ -136,11 +115,12 @@ __device__ __forceinline__ void LoadOpenChannels(const std::byte* row,
 }
 
 // Eight rows from `first_token` on, one warp; false in lanes of rows that are not finite.
-// `diagonal` and `feedback` as HeadRecord has them.
-template <int kDim>
+// `diagonal` and `feedback` as HeadRecord has them; `refit` is of oscar-int2-tilted's keys.
+template <int kDim, bool kRefit>
 __device__ __forceinline__ bool RoundAttentionAware(const std::byte* rows,
                                                     const float* diagonal,
                                                     const std::byte* feedback,
+                                                    const RefitOperands& refit,
                                                     int first_token,
                                                     AwareScratch<kDim>& scratch,
                                                     uint32_t* row_words,
@@ -176,6 +156,10 @@ __device__ __forceinline__ bool RoundAttentionAware(const std::byte* rows,
     errors[1] = make_uint4(PackBf16(x[8], x[9]), PackBf16(x[10], x[11]), PackBf16(x[12], x[13]),
                            PackBf16(x[14], x[15]));
     __syncwarp();
+  }
+  if constexpr (kRefit) {
+    const RefitProducts products = MultiplyForRefit<kDim>(scratch, refit, lane);
+    problem.loss = RefitLevels<kDim>(products, refit, problem.loss, problem.levels);
   }
   // The least loss of the row's four ranges, the first of equals; a loss that is no number loses.
   float least = problem.loss == problem.loss ? problem.loss : INFINITY;

@@ -44,28 +44,36 @@ __device__ __forceinline__ auto ReduceRow(auto value, Combine&& combine) {
   return combine(value, __shfl_xor_sync(kFullWarp, value, 16));
 }
 
+inline constexpr float kMaxHalf = 65504.0f;
+
 struct RowLevels {
   float scale;
   float min;
 };
 
+// Scale and minimum as they are stored.
+__device__ __forceinline__ float ToStoredScale(float x) {
+  constexpr float kMinScale = 1.0f / (1u << 24);
+  return fmaxf(__half2float(__float2half_rn(fminf(x, kMaxHalf))), kMinScale);
+}
+__device__ __forceinline__ float ToStoredMin(float x) {
+  x = fminf(fmaxf(__fadd_rn(x, 0.0f), -kMaxHalf), kMaxHalf);  // A -0 becomes 0.
+  return __half2float(__float2half_rn(x));
+}
+
 // As the twin's Levels (cuda/reference/demote.cc).
 __device__ __forceinline__ RowLevels MakeLevels(float low, float high, float tau) {
-  constexpr float kMaxHalf = 65504.0f;
-  constexpr float kMinScale = 1.0f / (1u << 24);
   low = fminf(fmaxf(low, -tau), tau);
   high = fminf(fmaxf(high, -tau), tau);
   RowLevels levels;
-  const float min = fminf(fmaxf(__fadd_rn(low, 0.0f), -kMaxHalf), kMaxHalf);
-  levels.min = __half2float(__float2half_rn(min));
-  const float third = __fdiv_rn(__fsub_rn(high, levels.min), 3.0f);
-  levels.scale = fmaxf(__half2float(__float2half_rn(fminf(third, kMaxHalf))), kMinScale);
+  levels.min = ToStoredMin(low);
+  levels.scale = ToStoredScale(__fdiv_rn(__fsub_rn(high, levels.min), 3.0f));
   return levels;
 }
 
 // The bf16 magnitude `bits` as a clip threshold.
 __device__ __forceinline__ float ClipThreshold(int bits) {
-  return __half2float(__float2half_rn(fminf(FloatOfBf16(static_cast<uint32_t>(bits)), 65504.0f)));
+  return __half2float(__float2half_rn(fminf(FloatOfBf16(static_cast<uint32_t>(bits)), kMaxHalf)));
 }
 
 // One lane's share of a row, and what all four lanes of the row know of it.

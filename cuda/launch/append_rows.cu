@@ -14,8 +14,9 @@ int Launch(const AppendRowsParams& params, CUstream_st* stream) {
   // One tile a block while few tokens want to be done soon; more, and blocks go round.
   constexpr uint64_t kMaxTiles = 32;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(params.num_kv_heads * 2 * (kDim / (kAppendWarps * kAppendColumns)),
-                        static_cast<uint32_t>(std::min<uint64_t>(tiles, kMaxTiles)));
+  config.gridDim = dim3(
+      params.num_kv_heads * AppendRoles(params.heads) * (kDim / (kAppendWarps * kAppendColumns)),
+      static_cast<uint32_t>(std::min<uint64_t>(tiles, kMaxTiles)));
   config.blockDim = dim3(32 * kAppendWarps);
   config.stream = stream;
   return cudaLaunchKernelEx(&config, AppendRowsKernel<kDim, kFp16>, params);

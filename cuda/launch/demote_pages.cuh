@@ -10,19 +10,19 @@
 
 namespace crumb::gpu {
 
-template <int kDim, bool kAware>
+template <int kDim, KeyRounding kKeys>
 int LaunchDemoteForm(const DemotePagesParams& params,
                      uint32_t num_multiprocessors,
                      CUstream_st* stream) {
-  const auto kernel = DemoteKernel<kDim, kAware>;
-  constexpr size_t kBytes = sizeof(DemoteShared<kDim, kAware>);
+  const auto kernel = DemoteKernel<kDim, kKeys>;
+  constexpr size_t kBytes = sizeof(DemoteShared<kDim, kKeys>);
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (error != cudaSuccess) {
     return error;
   }
   const uint32_t units = params.num_pages * params.num_layers * params.num_heads * 2;
-  const uint32_t blocks = std::min(units, num_multiprocessors * kDemoteBlocks<kDim, kAware>);
+  const uint32_t blocks = std::min(units, num_multiprocessors * kDemoteBlocks<kDim, kKeys>);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(32 * kDemoteWarps<kDim>);
@@ -35,8 +35,12 @@ template <int kDim>
 int LaunchDemote(const DemotePagesParams& params,
                  uint32_t num_multiprocessors,
                  CUstream_st* stream) {
-  return params.heads.is_aware ? LaunchDemoteForm<kDim, true>(params, num_multiprocessors, stream)
-                               : LaunchDemoteForm<kDim, false>(params, num_multiprocessors, stream);
+  if (!params.heads.is_aware) {
+    return LaunchDemoteForm<kDim, KeyRounding::kToNearest>(params, num_multiprocessors, stream);
+  }
+  return params.heads.is_tilted
+             ? LaunchDemoteForm<kDim, KeyRounding::kTilted>(params, num_multiprocessors, stream)
+             : LaunchDemoteForm<kDim, KeyRounding::kAware>(params, num_multiprocessors, stream);
 }
 
 }  // namespace crumb::gpu

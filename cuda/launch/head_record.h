@@ -11,7 +11,8 @@
 
 namespace crumb::gpu {
 
-// The parts of one rotation matrix R.
+// The parts of one rotation matrix R. Keys of oscar-int2-tilted go back by another matrix than the
+// one they were rotated with: the queries'.
 enum RotationPart : uint32_t {
   kRotateUpper,  // R in bf16, tiles of m16n8k16: [dim/8 columns][dim/16 steps][32 lanes] of 8
                  // bytes.
@@ -26,6 +27,7 @@ enum RotationPart : uint32_t {
 struct HeadRecord {
   uint32_t dim;
   bool is_aware;
+  bool is_tilted;  // Then it is aware too.
 
   static constexpr uint32_t kBlock = 16;  // Channels whose errors are fed back one by one.
 
@@ -47,25 +49,44 @@ struct HeadRecord {
   constexpr size_t row_sums(bool is_value) const { return vectors() + vector(is_value, 3); }
   constexpr size_t scalars() const { return vectors() + 8 * vector_bytes(); }
   static constexpr size_t scalars_bytes() { return 64; }
-  // The feedback factor with each row divided by its diagonal element, so that it takes an error as
-  // it is. [num_blocks, 16, 16] f32: the blocks on the diagonal, and on it the elements' inverses.
+  // The feedback factor C in blocks of 16 x 16. [num_blocks, 16, 16] f32: those on the diagonal,
+  // each row divided by its diagonal element, so that it takes an error as it is; and on the
+  // diagonal the elements' inverses.
   constexpr size_t diagonal() const { return scalars() + scalars_bytes(); }
   constexpr size_t diagonal_bytes() const {
     return is_aware ? size_t{num_blocks()} * kBlock * kBlock * sizeof(float) : 0;
   }
-  // Tiles of 16 x 16 in bf16 above them, two operands of m16n8k16 of 16 bytes a lane: by columns,
+  // Those above it as tiles in bf16, two operands of m16n8k16 of 16 bytes a lane: by columns,
   // those of column block b are [b * (b - 1) / 2, + b).
   constexpr size_t feedback() const { return diagonal() + diagonal_bytes(); }
   static constexpr size_t feedback_tile(uint32_t row, uint32_t column) {
     return (size_t{column} * (column - 1) / 2 + row) * kFeedbackTileBytes;
   }
   static constexpr size_t kFeedbackTileBytes = 512;
+  constexpr size_t feedback_bytes() const {
+    return is_aware ? size_t{num_blocks()} * (num_blocks() - 1) / 2 * kFeedbackTileBytes : 0;
+  }
+
+  // What oscar-int2-tilted adds. The upper and lower part of the queries' rotation; of other codecs
+  // the keys' own.
+  constexpr size_t query_rotation(RotationPart part) const {
+    return is_tilted ? tilted() + part * matrix_bytes() : rotation(false, part);
+  }
+  // C^-1 in bf16, the tiles of a kRotateUpper: where x is a row, |x C^-1|^2 is x M x of its metric
+  // M.
+  constexpr size_t whitening() const { return tilted() + 2 * matrix_bytes(); }
+  // Whitened, the row of ones and the queries' mean: columns 0 and 1 of B, the others zero.
+  // [dim/16 steps][32 lanes] of 8 bytes.
+  constexpr size_t readers() const { return whitening() + matrix_bytes(); }
+  constexpr size_t readers_bytes() const { return size_t{num_blocks()} * 256; }
+
   constexpr size_t bytes() const {
-    const size_t tiles = is_aware ? size_t{num_blocks()} * (num_blocks() - 1) / 2 : 0;
-    return (feedback() + tiles * kFeedbackTileBytes + 255) / 256 * 256;
+    const size_t end = is_tilted ? readers() + readers_bytes() : tilted();
+    return (end + 255) / 256 * 256;
   }
 
  private:
+  constexpr size_t tilted() const { return feedback() + feedback_bytes(); }
   constexpr size_t vector(bool is_value, uint32_t which) const {
     return (size_t{is_value ? 4u : 0u} + which) * vector_bytes();
   }
@@ -75,6 +96,10 @@ struct HeadRecord {
 struct HeadScalars {
   uint32_t clip_from_top[2];  // The clip threshold is the n-th largest magnitude; 0: no clip.
   float digit_unit[2];        // Of kUnrotateUpper and kUnrotateLower.
+  // Of oscar-int2-tilted: the metric's product of the row of ones with itself, and the sum of the
+  // queries' mean.
+  float ones_in_metric;
+  float query_mean_sum;
 };
 static_assert(sizeof(HeadScalars) <= HeadRecord::scalars_bytes());
 

@@ -64,8 +64,10 @@ absl::Status AppendRowsReference(const AppendRowsParams& params,
       const HeadParameters& head =
           heads[size_t{params.layer} * params.heads.num_kv_heads + params.first_head + kv];
       for (uint32_t query = kv * group; query < (kv + 1) * group; ++query) {
+        const float* rotation =
+            head.query_rotation != nullptr ? head.query_rotation : head.key_rotation;
         reference::RotateRow(Floats(RowOf(params.queries, token, query, dim), params.type, dim), {},
-                             {head.key_rotation, matrix}, out);
+                             {rotation, matrix}, out);
         Store(out, params.type,
               static_cast<std::byte*>(params.rotated_queries) +
                   (size_t{token} * params.num_query_heads + query) * dim * 2);

@@ -42,10 +42,12 @@ class TestHead {
       }
     }
     const bool tilted = codec == CodecId::kOscarInt2Tilted;
+    query_rotation_ = Gaussian(size_t{key_dim} * key_dim, key_deviation);
     parameters_ = {.key_dim = key_dim,
                    .value_dim = value_dim,
                    .codec = codec,
                    .key_rotation = key_rotation_.data(),
+                   .query_rotation = tilted ? query_rotation_.data() : nullptr,
                    .value_rotation = value_rotation_.data(),
                    .key_mean = key_mean_.data(),
                    .key_feedback = codec == CodecId::kOscarInt2 ? nullptr : key_feedback_.data(),
@@ -74,6 +76,7 @@ class TestHead {
 
   std::mt19937 random_;
   std::vector<float> key_rotation_;
+  std::vector<float> query_rotation_;
   std::vector<float> value_rotation_;
   std::vector<float> key_mean_;
   std::vector<float> key_feedback_;

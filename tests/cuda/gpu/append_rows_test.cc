@@ -138,6 +138,7 @@ std::vector<AppendShape> Shapes() {
       for (const uint32_t group : {0u, 1u, 4u, 6u, 12u}) {
         shapes.push_back({dim, 3, group, 1, type});
         shapes.push_back({dim, 2, group, 33, type});
+        shapes.push_back({dim, 2, group, 3, type, CodecId::kOscarInt2Tilted});
       }
     }
   }

@@ -20,6 +20,7 @@ struct AppendShape {
   uint32_t group = 4;  // 0: no queries.
   uint32_t num_tokens = 1;
   ElementType type = ElementType::kBf16;
+  CodecId codec = CodecId::kOscarInt2Aware;
 };
 
 class AppendScene {
@@ -30,7 +31,7 @@ class AppendScene {
   explicit AppendScene(const AppendShape& shape)
       : shape_(shape),
         pages_({kLayers, shape.num_kv_heads, shape.dim, shape.dim},
-               CodecId::kOscarInt2Aware,
+               shape.codec,
                shape.num_tokens * kStride) {
     std::mt19937 random(shape.dim + shape.num_tokens);
     std::normal_distribution<float> normal(0, 2);
@@ -71,6 +72,7 @@ class AppendScene {
     params.heads.num_kv_heads = shape_.num_kv_heads;
     params.heads.head_dim = shape_.dim;
     params.heads.is_aware = true;
+    params.heads.is_tilted = shape_.codec == CodecId::kOscarInt2Tilted;
     params.layer = layer;
     params.num_kv_heads = shape_.num_kv_heads;
     params.num_query_heads = num_queries;

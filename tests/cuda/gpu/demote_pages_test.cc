@@ -10,9 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "proto/base/float16.h"
 #include "tests/cuda/gpu/device_buffer.h"
 #include "tests/cuda/gpu/gpu_fixture.h"
+#include "tests/cuda/gpu/key_loss.h"
 #include "tests/cuda/gpu/page_scene.h"
 
 namespace crumb {
@@ -136,49 +136,6 @@ size_t CountDifferentBytes(const std::vector<std::byte>& a, const std::vector<st
   return count;
 }
 
-float Half(const std::byte* at) {
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof(bits));
-  return Float16{bits}.ToFloat();
-}
-
-// Row `token` of K as a head block has it.
-std::vector<float> KeyRow(const std::byte* block, uint32_t token, uint32_t dim) {
-  const Int2HeadBlock format{dim, dim};
-  const float scale = Half(block + format.KeyMetaByte(token));
-  const float min = Half(block + format.KeyMetaByte(token) + 2);
-  std::vector<float> row(dim);
-  for (uint32_t i = 0; i < dim; ++i) {
-    const CodePosition at = format.KeyCode(token, i);
-    const auto code = (std::to_integer<uint32_t>(block[at.byte]) >> at.shift) & 3u;
-    row[i] = static_cast<float>(code) * scale + min;
-  }
-  return row;
-}
-
-// The loss of K's rounding in the metric of its head: the sum of e^2, where the error of a channel
-// counts after what the errors before it have pushed into it.
-double KeyLoss(const HeadParameters& head, const std::byte* block, const BFloat16* keys) {
-  const uint32_t dim = head.key_dim;
-  double loss = 0;
-  for (uint32_t token = 0; token < kPageTokens; ++token) {
-    const std::vector<float> rounded = KeyRow(block, token, dim);
-    std::vector<double> open(dim);
-    for (uint32_t i = 0; i < dim; ++i) {
-      open[i] = keys[size_t{token} * dim + i].ToFloat();
-    }
-    for (uint32_t i = 0; i < dim; ++i) {
-      const float* weights = head.key_feedback + size_t{i} * dim;
-      const double error = (open[i] - double{rounded[i]}) / double{weights[i]};
-      loss += error * error;
-      for (uint32_t j = i + 1; j < dim; ++j) {
-        open[j] -= error * double{weights[j]};
-      }
-    }
-  }
-  return loss;
-}
-
 class DemotePagesGpuTest : public GpuFixture<testing::TestWithParam<uint32_t>> {};
 
 TEST_P(DemotePagesGpuTest, RotatedRowsGiveTheTwinsBytes) {
@@ -223,10 +180,10 @@ TEST_P(DemotePagesGpuTest, PlainRowsAreRotatedByTheirHeadsMatrix) {
   }
 }
 
-TEST_P(DemotePagesGpuTest, AwareKeysHaveTheTwinsLossAndValuesItsBytes) {
-  const uint32_t dim = GetParam();
-  const PageScene scene({1, 2, dim, dim}, CodecId::kOscarInt2Aware, 12);
-  std::vector<BFloat16> rows = scene.RandomRows(9);
+// K and V of all pages of two heads, rotated; V is the twin's bytes.
+void ExpectTheTwinsLoss(uint32_t dim, CodecId codec) {
+  const PageScene scene({1, 2, dim, dim}, codec, 16);
+  const std::vector<BFloat16> rows = scene.RandomRows(9);
   DevicePages device(scene, rows);
   device.params().rows_are_rotated = true;
   const auto got = device.Run();
@@ -253,10 +210,20 @@ TEST_P(DemotePagesGpuTest, AwareKeysHaveTheTwinsLossAndValuesItsBytes) {
                           Int2HeadBlock::meta_bytes()),
               0);
   }
-  RecordProperty("loss_ratio", std::to_string(ours / twins));
-  std::printf("head_dim %u: loss %.6f of the twin's over %zu pages; worst page %+.5f\n", dim,
-              ours / twins, got.size() / format.bytes(), worst);
-  EXPECT_LT(std::fabs(ours / twins - 1), 1e-3);
+  std::printf("%s, head_dim %u: loss %.6f of the twin's over %zu pages; worst page %+.5f\n",
+              std::string(CodecName(codec)).c_str(), dim, ours / twins, got.size() / format.bytes(),
+              worst);
+  EXPECT_LT(ours / twins - 1, 1e-3);
+  // The other way the bound is on the sample: a row's codes and loss may differ a little.
+  EXPECT_GT(ours / twins - 1, -4e-3);
+}
+
+TEST_P(DemotePagesGpuTest, AwareKeysHaveTheTwinsLossAndValuesItsBytes) {
+  ExpectTheTwinsLoss(GetParam(), CodecId::kOscarInt2Aware);
+}
+
+TEST_P(DemotePagesGpuTest, TiltedKeysHaveTheTwinsLossForTheirReaders) {
+  ExpectTheTwinsLoss(GetParam(), CodecId::kOscarInt2Tilted);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, DemotePagesGpuTest, testing::Values(64u, 128u, 256u));
@@ -322,7 +289,8 @@ TEST_F(DemotePagesLimitsGpuTest, EnginesTensorsAndPartsOfTheProfile) {
 
 TEST_F(DemotePagesLimitsGpuTest, RowsThatAreNotFiniteAreNamedAndTheirPartLeftAlone) {
   constexpr uint32_t kDim = 128;
-  for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {
+  for (const CodecId codec :
+       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
     for (const bool rotated : {false, true}) {
       const PageScene scene({2, 2, kDim, kDim}, codec, 4);
       std::vector<BFloat16> rows = scene.RandomRows(3);
@@ -357,7 +325,7 @@ TEST_F(DemotePagesLimitsGpuTest, RowsThatAreNotFiniteAreNamedAndTheirPartLeftAlo
 }
 
 TEST_F(DemotePagesLimitsGpuTest, ReplaysOfAGraphGiveTheSameBytes) {
-  const PageScene scene({2, 4, 128, 128}, CodecId::kOscarInt2Aware, 40);
+  const PageScene scene({2, 4, 128, 128}, CodecId::kOscarInt2Tilted, 40);
   DevicePages device(scene, scene.RandomRows(4));
   const auto first = device.Run();
   const TestStream stream;

@@ -118,15 +118,5 @@ TEST(DemotePagesReferenceTest, RowsThatAreNotFiniteAreNamed) {
               HasSubstr("V holds NaN or inf at page 1 of the launch, layer 0, KV head 0, token 3"));
 }
 
-// The kernels would round its keys as another codec's.
-TEST(DeviceProfileTest, TheTiltedCodecIsRefusedByName) {
-  const Geometry geometry{.num_layers = 1, .num_kv_heads = 1, .key_dim = 64, .value_dim = 64};
-  const HeadParameters head{.key_dim = 64, .value_dim = 64, .codec = CodecId::kOscarInt2Tilted};
-  const absl::Status status = DeviceProfile::Create(geometry, std::span(&head, 1)).status();
-  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              testing::AnyOf(HasSubstr("oscar-int2-tilted"), HasSubstr("CRUMB_CUDA")));
-}
-
 }  // namespace
 }  // namespace crumb

@@ -97,6 +97,7 @@ void ExpectNear(const std::vector<std::byte>& got, const std::vector<std::byte>&
 struct Case {
   uint32_t dim;
   CacheShape shape;
+  CodecId codec = CodecId::kOscarInt2Aware;
 };
 
 class ExpandPagesGpuTest : public GpuFixture<testing::TestWithParam<Case>> {};
@@ -104,7 +105,7 @@ class ExpandPagesGpuTest : public GpuFixture<testing::TestWithParam<Case>> {};
 TEST_P(ExpandPagesGpuTest, RowsLandInTheEnginesCacheAndNothingElseIsTouched) {
   const Case& c = GetParam();
   const uint32_t pages = (c.shape.num_tokens + kPageTokens - 1) / kPageTokens;
-  const PageScene scene({2, 3, c.dim, c.dim}, CodecId::kOscarInt2Aware, pages);
+  const PageScene scene({2, 3, c.dim, c.dim}, c.codec, pages);
   const auto int2 = RandomInt2Pages(scene, c.dim + c.shape.block_tokens);
   EngineCache cache(scene, c.shape);
   absl::Status status;
@@ -129,6 +130,7 @@ std::vector<Case> Cases() {
         cases.push_back({dim, {order, block_tokens, 0, 5 * kPageTokens}});
         cases.push_back({dim, {order, block_tokens, 37, 2 * kPageTokens + 9}});
       }
+      cases.push_back({dim, {order, 32, 0, 3 * kPageTokens}, CodecId::kOscarInt2Tilted});
     }
   }
   return cases;

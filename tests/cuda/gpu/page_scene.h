@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -23,6 +24,9 @@ class PageScene {
       owners_.push_back(
           std::make_unique<TestHead>(geometry.key_dim, geometry.value_dim, codec, 1 + i));
       TameFeedback(*owners_.back(), geometry.key_dim);
+      if (codec == CodecId::kOscarInt2Tilted) {
+        TakeMetricOfFeedback(*owners_.back(), geometry.key_dim);
+      }
       owners_.back()->parameters().key_clip = i % 3 == 2 ? 0.0f : i % 2 == 0 ? 0.96f : 0.94f;
       owners_.back()->parameters().value_clip = i % 4 == 3 ? -1.0f : 0.92f;
       heads_.push_back(owners_.back()->parameters());
@@ -56,7 +60,7 @@ class PageScene {
     params.heads.num_layers = geometry_.num_layers;
     params.heads.num_kv_heads = geometry_.num_kv_heads;
     params.heads.head_dim = geometry_.key_dim;
-    params.heads.is_aware = heads_[0].codec == CodecId::kOscarInt2Aware;
+    params.heads.is_aware = heads_[0].codec != CodecId::kOscarInt2;
     params.num_pages = num_pages_;
     params.num_layers = geometry_.num_layers;
     params.num_heads = geometry_.num_kv_heads;
@@ -75,6 +79,28 @@ class PageScene {
     for (size_t i = 0; i < dim; ++i) {
       for (size_t j = i + 1; j < dim; ++j) {
         head.key_feedback()[i * dim + j] *= 0.8f;
+      }
+    }
+  }
+
+  // (C^T C)^-1 of the factor C, again as calibration gives it.
+  static void TakeMetricOfFeedback(TestHead& head, uint32_t dim) {
+    std::vector<double> inverse(size_t{dim} * dim);
+    for (size_t i = dim; i-- > 0;) {
+      const float* factor = head.key_feedback().data() + i * dim;
+      for (size_t j = i; j < dim; ++j) {
+        double sum = i == j ? 1 : 0;
+        for (size_t k = i + 1; k <= j; ++k) {
+          sum -= double{factor[k]} * inverse[k * dim + j];
+        }
+        inverse[i * dim + j] = sum / double{factor[i]};
+      }
+    }
+    for (size_t i = 0; i < dim; ++i) {
+      for (size_t j = 0; j < dim; ++j) {
+        head.key_metric()[i * dim + j] = static_cast<float>(
+            std::inner_product(inverse.data() + i * dim, inverse.data() + (i + 1) * dim,
+                               inverse.data() + j * dim, 0.0));
       }
     }
   }

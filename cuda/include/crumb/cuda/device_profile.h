@@ -25,8 +25,9 @@ namespace crumb {
 struct DeviceHeads {
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
-  uint32_t head_dim = 0;  // Of K and V: 64, 128 or 256.
-  bool is_aware = false;  // oscar-int2-aware: keys are rounded with error feedback.
+  uint32_t head_dim = 0;   // Of K and V: 64, 128 or 256.
+  bool is_aware = false;   // Keys are rounded with error feedback: any codec but oscar-int2.
+  bool is_tilted = false;  // oscar-int2-tilted: and refitted; queries have a rotation of their own.
   // [num_layers, num_kv_heads] records, as cuda/launch/head_record.h says.
   const std::byte* records = nullptr;
 };
@@ -35,8 +36,8 @@ struct DeviceHeads {
 class DeviceProfile {
  public:
   // Uploads to the current device and waits for it. UNIMPLEMENTED: K and V of different head_dim,
-  // or one that is not 64, 128 or 256, or codec oscar-int2-tilted. RESOURCE_EXHAUSTED: no device
-  // memory, with the bytes needed. Else as CurrentGpu.
+  // or one that is not 64, 128 or 256. RESOURCE_EXHAUSTED: no device memory, with the bytes needed.
+  // Else as CurrentGpu.
   static absl::StatusOr<std::unique_ptr<DeviceProfile>> Create(const Profile& profile);
   // The same from parts: `heads` is [num_layers, num_kv_heads], all of one codec.
   static absl::StatusOr<std::unique_ptr<DeviceProfile>> Create(
