@@ -10,7 +10,7 @@ find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(microhttpd REQUIRED IMPORTED_TARGET libmicrohttpd)
 pkg_check_modules(libzip REQUIRED IMPORTED_TARGET libzip)
-find_package(ucx CONFIG REQUIRED)
+pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx)  # Its CMake file names no folder that exists, on Ubuntu 24.04.
 find_package(spdlog CONFIG REQUIRED)
 find_package(CLI11 CONFIG REQUIRED)
 find_package(tomlplusplus CONFIG REQUIRED)
