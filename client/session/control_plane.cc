@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/control_plane.h"
 
-#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,14 +10,14 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 
+#include "client/session/daemon_channel.h"
+#include "client/session/lookup_stub.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
-#include "proto/base/unique_fd.h"
 #include "proto/base/version.h"
 #include "proto/crumb/v1/cache.grpc.pb.h"
 
@@ -29,51 +26,12 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens travel as they lie in memory");
 
-// A page table of a prompt of 1,048,576 tokens has 256 KB of INT2, and less of BF16.
-constexpr int kMaxReplyBytes = 16 << 20;
-
-std::string PackTokens(std::span<const uint32_t> tokens) {
-  return std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes());
-}
-
 std::string PackDigest(const Digest& digest) {
   return std::string(reinterpret_cast<const char*>(digest.bytes.data()), Digest::kBytes);
 }
 
 v1::Encoding WireEncoding(PageEncoding encoding) {
   return encoding == PageEncoding::kInt2 ? v1::ENCODING_INT2 : v1::ENCODING_BF16;
-}
-
-// A connection to the socket of "unix:/path"; invalid if there is none to be had.
-UniqueFd ConnectUnix(absl::string_view address) {
-  // Holds a prompt of 250,000 tokens. In the system's own buffer of some 200 KB a long one does not
-  // fit, and waits for the daemon to read half of it. The system may grant less; nothing breaks.
-  constexpr int kSendBufferBytes = 1 << 20;
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  if (!absl::ConsumePrefix(&address, "unix:") || address.size() >= sizeof(name.sun_path)) {
-    return {};
-  }
-  std::copy(address.begin(), address.end(), name.sun_path);
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes, sizeof(kSendBufferBytes));
-  const bool is_connected =
-      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0;
-  return is_connected ? std::move(socket) : UniqueFd();
-}
-
-// shared: gRPC's way of handing out channels.
-std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
-  grpc::ChannelArguments arguments;
-  // A channel of its own for each attempt to attach: no back-off of earlier ones stands in the way.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
-  if (UniqueFd socket = ConnectUnix(address); socket.is_valid()) {
-    return grpc::CreateCustomInsecureChannelFromFd("crumbd", socket.release(), arguments);
-  }
-  // Over TCP; or to a socket where no one listens, which the channel's calls will then say.
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
 absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, size_t num_pages) {
@@ -108,7 +66,7 @@ absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, 
 class GrpcControlPlane : public ControlPlane {
  public:
   explicit GrpcControlPlane(const std::string& address)
-      : address_(address), stub_(v1::Cache::NewStub(NewChannel(address))) {}
+      : GrpcControlPlane(address, ConnectToDaemon(address)) {}
 
   ~GrpcControlPlane() override {
     CancelCalls();
@@ -132,6 +90,10 @@ class GrpcControlPlane : public ControlPlane {
   absl::Status ReleaseLeases(std::span<const LeaseId> leases, absl::Time deadline) override;
 
  private:
+  // shared: gRPC's way of handing out channels.
+  GrpcControlPlane(const std::string& address, const std::shared_ptr<grpc::Channel>& channel)
+      : address_(address), stub_(v1::Cache::NewStub(channel)), lookup_stub_(channel) {}
+
   template <typename Request, typename Reply>
   using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
 
@@ -140,6 +102,10 @@ class GrpcControlPlane : public ControlPlane {
   // False once cancelled.
   bool Register(grpc::ClientContext* context);
   void Unregister(grpc::ClientContext* context);
+  // Makes one call, by `call`.
+  absl::Status Run(const char* name,
+                   absl::Time deadline,
+                   absl::FunctionRef<grpc::Status(grpc::ClientContext&)> call);
   template <typename Request, typename Reply>
   absl::Status Call(const char* name,
                     Method<Request, Reply> method,
@@ -153,6 +119,7 @@ class GrpcControlPlane : public ControlPlane {
 
   const std::string address_;
   const std::unique_ptr<v1::Cache::Stub> stub_;
+  LookupStub lookup_stub_;
 
   // Of the thread that attaches and waits for news.
   std::unique_ptr<grpc::ClientContext> stream_context_;
@@ -195,12 +162,9 @@ void GrpcControlPlane::CancelCalls() {
   }
 }
 
-template <typename Request, typename Reply>
-absl::Status GrpcControlPlane::Call(const char* name,
-                                    Method<Request, Reply> method,
-                                    const Request& request,
-                                    absl::Time deadline,
-                                    Reply* reply) {
+absl::Status GrpcControlPlane::Run(const char* name,
+                                   absl::Time deadline,
+                                   absl::FunctionRef<grpc::Status(grpc::ClientContext&)> call) {
   const absl::Duration timeout = deadline - Clock::System().Now();
   grpc::ClientContext context;
   context.set_deadline(
@@ -210,7 +174,7 @@ absl::Status GrpcControlPlane::Call(const char* name,
   if (!Register(&context)) {
     return absl::CancelledError(absl::StrCat(name, ": this client is shutting down"));
   }
-  const grpc::Status status = (stub_.get()->*method)(&context, request, reply);
+  const grpc::Status status = call(context);
   Unregister(&context);
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::DeadlineExceededError(
@@ -218,6 +182,17 @@ absl::Status GrpcControlPlane::Call(const char* name,
                      absl::FormatDuration(timeout), "; is it stopped or overloaded?"));
   }
   return ToStatus(name, status);
+}
+
+template <typename Request, typename Reply>
+absl::Status GrpcControlPlane::Call(const char* name,
+                                    Method<Request, Reply> method,
+                                    const Request& request,
+                                    absl::Time deadline,
+                                    Reply* reply) {
+  return Run(name, deadline, [&](grpc::ClientContext& context) {
+    return (stub_.get()->*method)(&context, request, reply);
+  });
 }
 
 absl::Status GrpcControlPlane::OpenStream(const v1::AttachRequest& request,
@@ -277,10 +252,10 @@ absl::StatusOr<AttachedSession> GrpcControlPlane::Unpack(const v1::AttachReply& 
                      ") answered Attach without a session, a secret or a lease time; use the "
                      "library and the daemon of one release"));
   }
-  AttachedSession session{.info = {},
-                          .lease = absl::Milliseconds(reply.lease_ms()),
-                          .daemon_version = reply.daemon_version(),
-                          .draining = reply.draining()};
+  AttachedSession session;
+  session.lease = absl::Milliseconds(reply.lease_ms());
+  session.daemon_version = reply.daemon_version();
+  session.draining = reply.draining();
   session.info.id = SessionId(reply.session().id());
   std::copy_n(reply.session().secret().begin(), kSessionSecretBytes, session.info.secret.begin());
   session.info.epoch = reply.epoch();
@@ -308,10 +283,11 @@ absl::StatusOr<FoundPrefix> GrpcControlPlane::Lookup(const LookupParams& params,
   v1::LookupRequest request;
   *request.mutable_session() = session_;
   request.set_context_key(params.context_key);
-  request.set_tokens(PackTokens(params.tokens));
   request.set_allow_int2_window(params.allow_int2_window);
   v1::LookupReply reply;
-  CRUMB_RETURN_IF_ERROR(Call("Lookup", &v1::Cache::Stub::Lookup, request, deadline, &reply));
+  CRUMB_RETURN_IF_ERROR(Run("Lookup", deadline, [&](grpc::ClientContext& context) {
+    return lookup_stub_.Lookup(context, request, params.tokens, &reply);
+  }));
   FoundPrefix found{.matched_tokens = reply.matched_tokens(),
                     .usable_tokens = reply.usable_tokens(),
                     .trimmed_tokens = reply.trimmed_tokens(),
@@ -329,7 +305,7 @@ absl::StatusOr<MissingPages> GrpcControlPlane::BeginPublish(const std::string& c
   v1::BeginPublishRequest request;
   *request.mutable_session() = session_;
   request.set_context_key(context_key);
-  request.set_tokens(PackTokens(tokens));
+  request.set_tokens(tokens.data(), tokens.size_bytes());
   v1::BeginPublishReply reply;
   CRUMB_RETURN_IF_ERROR(
       Call("BeginPublish", &v1::Cache::Stub::BeginPublish, request, deadline, &reply));

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
 
 #include "daemon/log/log.h"
+#include "daemon/rpc/lookup_message.h"
 #include "daemon/rpc/request.h"
 #include "daemon/rpc/unary_call.h"
 #include "proto/base/status_macros.h"
@@ -63,25 +65,33 @@ grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachReply>* CacheService::Attac
 }
 
 grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call,
-                                               const v1::LookupRequest* request,
-                                               v1::LookupReply* reply) {
+                                               const grpc::ByteBuffer* request,
+                                               grpc::ByteBuffer* reply) {
   return UnaryCall(context_, call, RpcMethod::kLookup).Finish(DoLookup(*request, *reply));
 }
 
-absl::Status CacheService::DoLookup(const v1::LookupRequest& request, v1::LookupReply& reply) {
+absl::Status CacheService::DoLookup(const grpc::ByteBuffer& request_bytes,
+                                    grpc::ByteBuffer& reply_bytes) {
+  CRUMB_ASSIGN_OR_RETURN(const LookupMessage message, DecodeLookup(request_bytes));
+  const v1::LookupRequest& request = message.rest;
   CRUMB_ASSIGN_OR_RETURN(const SessionId session, Authenticate(request.session()));
   CRUMB_RETURN_IF_ERROR(CheckContextKey(request.context_key()));
-  CRUMB_ASSIGN_OR_RETURN(const TokenList tokens, TokenList::Parse(request.tokens()));
+  CRUMB_RETURN_IF_ERROR(message.tokens.status());
   CRUMB_ASSIGN_OR_RETURN(const LookupResult result,
-                         context_.store.Lookup(session, request.context_key(), tokens.ids(),
-                                               request.allow_int2_window()));
+                         context_.store.Lookup(session, request.context_key(),
+                                               message.tokens->ids(), request.allow_int2_window()));
+  v1::LookupReply reply;
   reply.set_matched_tokens(result.length.matched_tokens);
   reply.set_usable_tokens(result.length.usable_tokens);
   reply.set_trimmed_tokens(result.length.trimmed_tokens);
   reply.set_lease_id(result.lease.value());
   reply.set_lease_ms(lease_ms());
   FillPageTable(result.pages, *reply.mutable_pages());
-  return absl::OkStatus();
+  bool is_own_buffer = false;
+  const grpc::Status encoded =
+      grpc::SerializationTraits<v1::LookupReply>::Serialize(reply, &reply_bytes, &is_own_buffer);
+  return encoded.ok() ? absl::OkStatus()
+                      : absl::InternalError("a LookupReply could not be encoded");
 }
 
 grpc::ServerUnaryReactor* CacheService::Probe(grpc::CallbackServerContext* call,

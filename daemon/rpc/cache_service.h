@@ -13,8 +13,15 @@
 
 namespace crumb {
 
+// Every method by callback, and Lookup by the bytes of its messages (lookup_message.h).
+using CacheMethods = v1::Cache::WithCallbackMethod_Attach<
+    v1::Cache::WithRawCallbackMethod_Lookup<v1::Cache::WithCallbackMethod_Probe<
+        v1::Cache::WithCallbackMethod_BeginPublish<v1::Cache::WithCallbackMethod_CommitPublish<
+            v1::Cache::WithCallbackMethod_AbortPublish<v1::Cache::WithCallbackMethod_RenewLeases<
+                v1::Cache::WithCallbackMethod_ReleaseLeases<v1::Cache::Service>>>>>>>>;
+
 // Thread-safe.
-class CacheService : public v1::Cache::CallbackService {
+class CacheService : public CacheMethods {
  public:
   explicit CacheService(RpcContext& context) : context_(context) {}
 
@@ -26,8 +33,8 @@ class CacheService : public v1::Cache::CallbackService {
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachReply>* Attach(
       grpc::CallbackServerContext* call) override;
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* call,
-                                   const v1::LookupRequest* request,
-                                   v1::LookupReply* reply) override;
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* reply) override;
   grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* call,
                                   const v1::ProbeRequest* request,
                                   v1::ProbeReply* reply) override;
@@ -51,7 +58,7 @@ class CacheService : public v1::Cache::CallbackService {
   // The session that a request proves to speak for. UNAUTHENTICATED: not its secret.
   // FAILED_PRECONDITION: no such session, or it ended.
   absl::StatusOr<SessionId> Authenticate(const v1::SessionKey& key) const;
-  absl::Status DoLookup(const v1::LookupRequest& request, v1::LookupReply& reply);
+  absl::Status DoLookup(const grpc::ByteBuffer& request, grpc::ByteBuffer& reply);
   absl::Status DoProbe(const v1::ProbeRequest& request, v1::ProbeReply& reply);
   absl::Status DoBeginPublish(const v1::BeginPublishRequest& request, v1::BeginPublishReply& reply);
   absl::Status DoAbortPublish(const v1::AbortPublishRequest& request);

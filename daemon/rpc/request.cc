@@ -2,8 +2,11 @@
 #include "daemon/rpc/request.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -46,6 +49,57 @@ absl::StatusOr<Id> ParseDigest(absl::string_view field, std::string_view bytes) 
   return id;
 }
 
+absl::Status NoTokens() {
+  return absl::InvalidArgumentError("tokens is empty: send the ids of the prompt, one at least");
+}
+
+absl::Status CheckTokenBytes(size_t bytes) {
+  if (bytes % sizeof(uint32_t) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens has ", bytes,
+                     " bytes, not a multiple of 4: pack each id as a little-endian uint32"));
+  }
+  if (const size_t count = bytes / sizeof(uint32_t); count > kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("tokens has ", count, " ids, at most ",
+                                                   kMaxTokens,
+                                                   " are allowed: send a shorter "
+                                                   "prefix"));
+  }
+  return absl::OkStatus();
+}
+
+// One pass without branches finds whether there is a bad id, a second which. In lanes, which is
+// what the compiler makes vectors of.
+uint32_t AllBits(std::span<const uint32_t> ids) {
+  constexpr size_t kLanes = 16;
+  std::array<uint32_t, kLanes> lanes{};
+  size_t at = 0;
+  for (; at + kLanes <= ids.size(); at += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] |= ids[at + lane];
+    }
+  }
+  uint32_t all_bits = 0;
+  for (const uint32_t lane : lanes) {
+    all_bits |= lane;
+  }
+  for (; at < ids.size(); ++at) {
+    all_bits |= ids[at];
+  }
+  return all_bits;
+}
+
+absl::Status CheckTokenIds(std::span<const uint32_t> ids, uint32_t all_bits) {
+  if (all_bits <= kMaxTokenId) {
+    return absl::OkStatus();
+  }
+  const auto bad =
+      std::find_if(ids.begin(), ids.end(), [](uint32_t id) { return id > kMaxTokenId; });
+  return absl::InvalidArgumentError(
+      absl::StrCat("tokens[", bad - ids.begin(), "] is ", *bad, ", beyond any vocabulary (at most ",
+                   kMaxTokenId, "): send ids as the model's tokenizer gives them"));
+}
+
 absl::StatusOr<StagedEncoding> ParseEncoding(const v1::StagedPage& staged) {
   switch (staged.encoding()) {
     case v1::ENCODING_INT2:
@@ -64,46 +118,58 @@ absl::StatusOr<StagedEncoding> ParseEncoding(const v1::StagedPage& staged) {
 }  // namespace
 
 absl::StatusOr<TokenList> TokenList::ParseOrEmpty(const std::string& packed) {
-  if (packed.size() % sizeof(uint32_t) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokens has ", packed.size(),
-                     " bytes, not a multiple of 4: pack each id as a little-endian uint32"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckTokenBytes(packed.size()));
   const size_t count = packed.size() / sizeof(uint32_t);
-  if (count > kMaxTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("tokens has ", count, " ids, at most ",
-                                                   kMaxTokens,
-                                                   " are allowed: send a shorter "
-                                                   "prefix"));
-  }
   TokenList list;
   if (reinterpret_cast<uintptr_t>(packed.data()) % alignof(uint32_t) == 0) {
     list.ids_ = std::span(reinterpret_cast<const uint32_t*>(packed.data()), count);
   } else {
-    list.storage_.resize(count);
-    std::memcpy(list.storage_.data(), packed.data(), packed.size());
-    list.ids_ = list.storage_;
+    list.storage_ = std::make_unique_for_overwrite<uint32_t[]>(count);
+    std::memcpy(list.storage_.get(), packed.data(), packed.size());
+    list.ids_ = std::span(list.storage_.get(), count);
   }
-  // One pass without branches finds whether there is a bad id, a second which.
-  uint32_t all_bits = 0;
-  for (const uint32_t id : list.ids_) {
-    all_bits |= id;
-  }
-  if (all_bits > kMaxTokenId) {
-    const auto bad = std::find_if(list.ids_.begin(), list.ids_.end(),
-                                  [](uint32_t id) { return id > kMaxTokenId; });
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokens[", bad - list.ids_.begin(), "] is ", *bad, ", beyond any vocabulary (at most ",
-        kMaxTokenId, "): send ids as the model's tokenizer gives them"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckTokenIds(list.ids_, AllBits(list.ids_)));
   return list;
 }
 
 absl::StatusOr<TokenList> TokenList::Parse(const std::string& packed) {
   if (packed.empty()) {
-    return absl::InvalidArgumentError("tokens is empty: send the ids of the prompt, one at least");
+    return NoTokens();
   }
   return ParseOrEmpty(packed);
+}
+
+absl::StatusOr<TokenList> TokenList::Read(size_t bytes,
+                                          google::protobuf::io::CodedInputStream& input) {
+  if (const absl::Status status = bytes == 0 ? NoTokens() : CheckTokenBytes(bytes); !status.ok()) {
+    static_cast<void>(input.Skip(static_cast<int>(std::min<size_t>(bytes, INT32_MAX))));
+    return status;
+  }
+  constexpr size_t kStep = size_t{8} << 10;  // What was copied is checked while it is at hand.
+  const size_t count = bytes / sizeof(uint32_t);
+  TokenList list;
+  list.storage_ = std::make_unique_for_overwrite<uint32_t[]>(count);
+  list.ids_ = std::span(list.storage_.get(), count);
+  auto* const target = reinterpret_cast<std::byte*>(list.storage_.get());
+  uint32_t all_bits = 0;
+  size_t num_checked = 0;
+  for (size_t copied = 0; copied < bytes;) {
+    const void* piece = nullptr;
+    int piece_bytes = 0;
+    if (!input.GetDirectBufferPointer(&piece, &piece_bytes)) {
+      return absl::InvalidArgumentError(absl::StrCat("tokens has ", bytes, " bytes, but only ",
+                                                     copied, " came: send the whole message"));
+    }
+    const size_t step = std::min({kStep, static_cast<size_t>(piece_bytes), bytes - copied});
+    std::memcpy(target + copied, piece, step);
+    static_cast<void>(input.Skip(static_cast<int>(step)));
+    copied += step;
+    const size_t num_whole = copied / sizeof(uint32_t);
+    all_bits |= AllBits(list.ids_.subspan(num_checked, num_whole - num_checked));
+    num_checked = num_whole;
+  }
+  CRUMB_RETURN_IF_ERROR(CheckTokenIds(list.ids_, all_bits));
+  return list;
 }
 
 absl::StatusOr<AttachSpec> ParseAttach(const v1::AttachRequest& request) {

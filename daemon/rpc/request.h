@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 
 #include "daemon/demote/page_writer.h"
+#include "google/protobuf/io/coded_stream.h"
 #include "proto/base/ids.h"
 #include "proto/crumb/v1/cache.pb.h"
 #include "proto/page/head_range.h"
@@ -30,13 +32,17 @@ inline constexpr size_t kMaxContextKeyBytes = 256;
 inline constexpr size_t kMaxProfileFileBytes = size_t{64} << 20;
 inline constexpr size_t kMaxLeasesPerRequest = 65536;
 
-// Token ids out of their packed form, in place where that is aligned. Move-only: the view may be of
-// its own storage. Must not outlive the string it was parsed from.
+// Token ids out of their packed form, in place where that is an aligned string. Move-only: the view
+// may be of its own storage. Must not outlive the string it was parsed from.
 class TokenList {
  public:
   static absl::StatusOr<TokenList> Parse(const std::string& packed);
   // As Parse, but none at all is fine (Evict: the whole namespace).
   static absl::StatusOr<TokenList> ParseOrEmpty(const std::string& packed);
+  // As Parse, of the next `bytes` bytes of a message, which are read or skipped even if they are
+  // refused. Copies them, once. Also INVALID_ARGUMENT: the message ends before.
+  static absl::StatusOr<TokenList> Read(size_t bytes,
+                                        google::protobuf::io::CodedInputStream& input);
 
   std::span<const uint32_t> ids() const { return ids_; }
 
@@ -49,7 +55,7 @@ class TokenList {
  private:
   TokenList() = default;
 
-  std::vector<uint32_t> storage_;
+  std::unique_ptr<uint32_t[]> storage_;
   std::span<const uint32_t> ids_;
 };
 
