@@ -16,8 +16,11 @@ PROFILE := deploy/profiles/smollm2-135m-instruct.safetensors
 ACCURACY_TOKENS ?=
 ACCURACY_TEXTS ?= 1
 
+# For `make python`: models installs PyTorch and transformers too.
+PYTHON_EXTRAS ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup build model demo test bench bench-rivals bench-gpu accuracy lint format asan tsan tsa fuzz profile clean
+.PHONY: help setup build model demo test bench bench-rivals bench-gpu accuracy python lint format asan tsan tsa fuzz profile clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -48,6 +51,11 @@ profile: build model ## Fit the model's profile anew from the calibration texts
 	@build/$(PRESET)/bin/crumb-example collect --model $(MODEL) --tokens build/calib.u32 --texts 8 \
 	  --out build/statistics.safetensors
 	@build/$(PRESET)/bin/crumb-calibrate fit build/statistics.safetensors --out $(PROFILE)
+
+python: setup ## Build, install (build/python/venv) and test the Python package (PYTHON_EXTRAS=models: its commands too)
+	@deploy/install-dependencies.sh --python
+	@client/python/install.sh $(PYTHON_EXTRAS)
+	@tests/client/python/run.sh .
 
 asan: ## Run the tests under the address and undefined-behaviour sanitizers
 	@$(MAKE) --no-print-directory test PRESET=asan

@@ -22,8 +22,9 @@ case "${1:-}" in
     packages+=(clang "libclang-rt-${version:-14}-dev")
     ;;
   # redis-tools has the server's program under another name, and starts no service.
+  --python) packages+=(python3-venv python3-dev) ;;
   --rivals) packages+=(python3-venv redis-tools) ;;
-  *) echo "usage: $0 [--lint|--fuzz|--rivals]" >&2; exit 2 ;;
+  *) echo "usage: $0 [--lint|--fuzz|--python|--rivals]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then

@@ -7,6 +7,9 @@
 #   crumb_test(radix_index_test SOURCES radix_index_test.cc DEPS crumb::index LABELS unit)
 #   crumb_bench(lookup_bench SOURCES lookup_bench.cc DEPS crumb::index)
 
+# The repository's root, also for a project that takes only a part of it (client/python).
+get_filename_component(CRUMB_SOURCE_DIR "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
+
 # What every target of ours compiles with. Third-party headers come in as SYSTEM.
 add_library(crumb_options INTERFACE)
 target_compile_features(crumb_options INTERFACE cxx_std_20)
@@ -17,7 +20,7 @@ target_compile_options(crumb_options INTERFACE
 # Rounding must be the same on every path (codec twins), so no contraction but where it is written.
 target_compile_options(crumb_options INTERFACE
   $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-ffp-contract=off>)
-target_include_directories(crumb_options INTERFACE "${PROJECT_SOURCE_DIR}")
+target_include_directories(crumb_options INTERFACE "${CRUMB_SOURCE_DIR}")
 if(CRUMB_SANITIZE)
   target_compile_options(crumb_options INTERFACE
     -fsanitize=${CRUMB_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -29,7 +32,7 @@ endif()
 
 # Programs of a tsan build tell the sanitizer what Abseil's mutexes order: see the file.
 if(CRUMB_SANITIZE STREQUAL "thread")
-  add_library(crumb_tsan_abseil OBJECT "${PROJECT_SOURCE_DIR}/tests/support/tsan_abseil.cc")
+  add_library(crumb_tsan_abseil OBJECT "${CRUMB_SOURCE_DIR}/tests/support/tsan_abseil.cc")
   target_link_libraries(crumb_tsan_abseil PUBLIC crumb_options absl::status absl::synchronization)
 endif()
 

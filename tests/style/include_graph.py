@@ -33,6 +33,7 @@ ALLOWED = {
     "client/session": {"client/include", "client/transport", "client/sequence", "cuda/include",
                        "proto/base", "proto/page", "proto/wire", "proto/crumb/v1"},
     "client/example": {"client/include", "cuda/include", "proto/base", "proto/page"},
+    "client/python": {"cuda/include", "proto/base", "proto/page"},
     "daemon/log": {"proto/base"},
     "daemon/index": {"proto/base", "proto/page"},
     "daemon/policy": {"proto/base", "proto/page"},
@@ -63,6 +64,7 @@ LIBRARIES = {
     "CLI11": (r"CLI/", {"daemon/server", "daemon/ctl", "cuda/calibrate", "client/example"}),
     "Eigen": (r"Eigen/", {"cuda/calibrate", "client/example"}),
     "nlohmann-json": (r"nlohmann/", {"cuda/profile", "cuda/calibrate", "daemon/ctl", "client/example"}),
+    "nanobind": (r"nanobind/", {"client/python"}),
     "OpenSSL": (r"openssl/", {"proto/page"}),
 }
 

@@ -17,8 +17,8 @@ if [ $# -gt 0 ]; then
 else
   mapfile -t files < <(git ls-files -co --exclude-standard -- 'proto/*.cc' 'cuda/*.cc' 'client/*.cc' 'daemon/*.cc')
 fi
-# With CUDA's compiler or without, some of these are not part of the build.
-in_build() { case $1 in cuda/gpu/*) grep -q "/$1\"" "$build/compile_commands.json" ;; esac; }
+# With CUDA's compiler or without, some of these are not part of the build, and the Python package never is.
+in_build() { case $1 in cuda/gpu/* | client/python/*) grep -q "/$1\"" "$build/compile_commands.json" ;; esac; }
 mapfile -t files < <(for file in "${files[@]}"; do in_build "$file" && echo "$file"; done)
 echo "clang-tidy: ${#files[@]} files, $(nproc) at a time"
 total=${#files[@]}
