@@ -64,6 +64,44 @@ void AppendRows(const std::vector<float>& rows,
   }
 }
 
+// One layer's rows in a reservoir.
+struct LayerRows {
+  const std::vector<float>& all;  // [num_layers, num_heads, num_rows, dim]
+  size_t layer;
+  size_t num_heads;
+  size_t num_rows;
+  size_t dim;
+};
+
+// Appends them in this order, [order.size(), num_heads, dim].
+void TakeRows(const LayerRows& rows, const std::vector<size_t>& order, std::vector<float>* to) {
+  for (const size_t row : order) {
+    for (size_t head = 0; head < rows.num_heads; ++head) {
+      const size_t block = rows.layer * rows.num_heads + head;
+      Append(std::span(rows.all).subspan((block * rows.num_rows + row) * rows.dim, rows.dim), to);
+    }
+  }
+}
+
+// Where the tokens of `text` are in `tokens`, by priority.
+std::vector<size_t> ByPriority(const std::vector<Reservoir::Token>& tokens,
+                               uint32_t text,
+                               uint64_t seed,
+                               Draw draw) {
+  std::vector<std::pair<uint64_t, size_t>> found;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].text == text) {
+      found.emplace_back(Priority(seed, draw, text, tokens[i].position), i);
+    }
+  }
+  std::ranges::sort(found);
+  std::vector<size_t> indices;
+  for (const auto& [priority, index] : found) {
+    indices.push_back(index);
+  }
+  return indices;
+}
+
 // Cuts [num_rows, ...] to its first `count` rows.
 template <typename T>
 void Cut(size_t num_rows, size_t count, std::vector<T>* rows) {
@@ -115,6 +153,42 @@ void ReservoirSampler::AddText(uint32_t text,
   }
   kept_.insert(std::ranges::upper_bound(kept_, text, {}, &KeptText::text), std::move(kept));
   std::ranges::for_each(kept_, [this](KeptText& one) { Trim(&one); });
+}
+
+void ReservoirSampler::Restore(const Reservoir& reservoir, size_t layer, size_t num_kv_heads) {
+  CRUMB_CHECK(kept_.empty(), "a sampler that has seen texts");
+  if (reservoir.empty()) {
+    return;
+  }
+  num_kv_heads_ = num_kv_heads;
+  const size_t num_keys = reservoir.key_tokens.size();
+  const size_t num_queries = reservoir.query_tokens.size();
+  const size_t layer_heads = reservoir.lse.size() / num_queries;  // Of all layers.
+  const auto rows = [&](const std::vector<float>& all, size_t num_rows) {
+    return LayerRows{all, layer, num_kv_heads, num_rows, all.size() / (layer_heads * num_rows)};
+  };
+  for (const Reservoir::Token& token : reservoir.query_tokens) {
+    if (!kept_.empty() && kept_.back().text == token.text) {
+      continue;  // Tokens are in order of their texts.
+    }
+    KeptText kept;
+    kept.text = token.text;
+    kept.priority = Priority(seed_, Draw::kTexts, token.text, 0);
+    const auto key_order = ByPriority(reservoir.key_tokens, token.text, seed_, Draw::kKeys);
+    const auto query_order = ByPriority(reservoir.query_tokens, token.text, seed_, Draw::kQueries);
+    for (const size_t i : key_order) {
+      kept.key_positions.push_back(reservoir.key_tokens[i].position);
+    }
+    for (const size_t i : query_order) {
+      kept.query_positions.push_back(reservoir.query_tokens[i].position);
+    }
+    TakeRows(rows(reservoir.keys, num_keys), key_order, &kept.keys);
+    TakeRows(rows(reservoir.values, num_keys), key_order, &kept.values);
+    TakeRows(rows(reservoir.queries, num_queries), query_order, &kept.queries);
+    TakeRows(rows(reservoir.outputs, num_queries), query_order, &kept.outputs);
+    TakeRows(rows(reservoir.lse, num_queries), query_order, &kept.lse);
+    kept_.push_back(std::move(kept));
+  }
 }
 
 // To the share of a text among those that are kept.

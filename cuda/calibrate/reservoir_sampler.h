@@ -25,6 +25,10 @@ class ReservoirSampler {
                const TokenRows& keys,
                const TokenRows& values);
 
+  // Of a sampler that has seen nothing: takes up what AppendTo gave as layer number `layer` of
+  // `num_kv_heads` heads, by a sampler of the same seed.
+  void Restore(const Reservoir& reservoir, size_t layer, size_t num_kv_heads);
+
   // Appends this layer's rows; its tokens are those of `out`, or become so if that has none. False
   // if they differ: the layers have seen other texts.
   bool AppendTo(Reservoir* out) const;

@@ -146,6 +146,31 @@ absl::StatusOr<StatisticsCollector> StatisticsCollector::Create(Options options)
   return StatisticsCollector(std::move(state));
 }
 
+absl::StatusOr<StatisticsCollector> StatisticsCollector::Resume(const Statistics& statistics,
+                                                                uint64_t seed) {
+  CRUMB_ASSIGN_OR_RETURN(StatisticsCollector collector,
+                         Create({.model = statistics.model,
+                                 .geometry = statistics.geometry,
+                                 .num_query_heads = statistics.num_query_heads,
+                                 .attention_windows = statistics.attention_windows,
+                                 .seed = seed}));
+  State& state = *collector.state_;
+  for (const Moment& moment : kMoments) {
+    std::vector<double>& sums = state.sums.*moment.member;
+    CRUMB_CHECK(sums.size() == (statistics.*moment.member).size(), "statistics of another shape");
+    sums = statistics.*moment.member;
+    for (double& x : sums) {
+      x *= static_cast<double>(statistics.num_texts);
+    }
+  }
+  for (size_t layer = 0; layer < state.reservoirs.size(); ++layer) {
+    state.reservoirs[layer].Restore(statistics.reservoir, layer, statistics.geometry.num_kv_heads);
+  }
+  std::ranges::fill(state.texts_of_layer, statistics.num_texts);
+  std::ranges::fill(state.tokens_of_layer, statistics.num_tokens);
+  return collector;
+}
+
 StatisticsCollector::StatisticsCollector(std::unique_ptr<State> state) : state_(std::move(state)) {}
 StatisticsCollector::StatisticsCollector(StatisticsCollector&& other) noexcept = default;
 StatisticsCollector& StatisticsCollector::operator=(StatisticsCollector&& other) noexcept = default;

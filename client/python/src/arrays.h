@@ -28,7 +28,7 @@ class HeadArray {
   // What the caller expects. `heads`, `rows`, `columns` of kAny take what comes.
   static constexpr size_t kAny = static_cast<size_t>(-1);
   struct Expected {
-    const char* name;  // As the caller of the Python function knows it.
+    const char* name = "";  // As the caller of the Python function knows it.
     size_t heads = kAny;
     size_t rows = kAny;
     size_t columns = kAny;

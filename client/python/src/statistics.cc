@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -31,9 +32,26 @@ std::span<const float> Floats(const Rows& rows) {
   return {rows.data(), rows.size()};
 }
 
-StatisticsCollector Create(std::string model, const Geometry& geometry, uint32_t num_query_heads) {
-  return ValueOrThrow(StatisticsCollector::Create(
-      {.model = std::move(model), .geometry = geometry, .num_query_heads = num_query_heads}));
+void Construct(StatisticsCollector* self,
+               std::string model,
+               uint32_t num_layers,
+               uint32_t num_kv_heads,
+               uint32_t num_query_heads,
+               uint32_t key_dim,
+               uint32_t value_dim,
+               std::vector<uint32_t> attention_windows) {
+  new (self) StatisticsCollector(ValueOrThrow(
+      StatisticsCollector::Create({.model = std::move(model),
+                                   .geometry = {.num_layers = num_layers,
+                                                .num_kv_heads = num_kv_heads,
+                                                .key_dim = key_dim,
+                                                .value_dim = value_dim},
+                                   .num_query_heads = num_query_heads,
+                                   .attention_windows = std::move(attention_windows)})));
+}
+
+StatisticsCollector Resume(const Statistics& statistics) {
+  return ValueOrThrow(StatisticsCollector::Resume(statistics));
 }
 
 void AddText(StatisticsCollector& collector,
@@ -53,13 +71,16 @@ void Write(const Statistics& statistics, const std::filesystem::path& path) {
 // A tensor of the statistics as a read-only array of NumPy's that keeps them alive.
 using Tensor = nb::ndarray<nb::numpy, const double>;
 
-template <std::vector<double> Statistics::*kField>
-Tensor Get(nb::handle self, bool of_values, bool matrix) {
+enum Of { kKeys, kValues };
+
+// [L, H, d] or [L, H, d, d].
+template <std::vector<double> Statistics::*kField, Of kOf, size_t kAxes>
+Tensor Get(nb::handle self) {
   const auto& statistics = nb::cast<const Statistics&>(self);
   const Geometry& geometry = statistics.geometry;
-  const size_t dim = of_values ? geometry.value_dim : geometry.key_dim;
+  const size_t dim = kOf == kValues ? geometry.value_dim : geometry.key_dim;
   const size_t shape[] = {geometry.num_layers, geometry.num_kv_heads, dim, dim};
-  return Tensor((statistics.*kField).data(), matrix ? 4 : 3, shape, self);
+  return Tensor((statistics.*kField).data(), kAxes, shape, self);
 }
 
 }  // namespace
@@ -81,33 +102,29 @@ void DefineStatistics(nb::module_& module) {
       .def_ro("num_query_heads", &Statistics::num_query_heads)
       .def_ro("num_texts", &Statistics::num_texts)
       .def_ro("num_tokens", &Statistics::num_tokens)
-      .def_prop_ro("query_moment",
-                   [](nb::handle s) { return Get<&Statistics::query_moment>(s, false, true); })
-      .def_prop_ro("query_mean",
-                   [](nb::handle s) { return Get<&Statistics::query_mean>(s, false, false); })
-      .def_prop_ro("value_covariance",
-                   [](nb::handle s) { return Get<&Statistics::value_covariance>(s, true, true); })
-      .def_prop_ro("key_mean",
-                   [](nb::handle s) { return Get<&Statistics::key_mean>(s, false, false); })
-      .def_prop_ro("key_moment",
-                   [](nb::handle s) { return Get<&Statistics::key_moment>(s, false, true); });
+      .def_ro("attention_windows", &Statistics::attention_windows,
+              "How many keys a query of each layer sees; 0: all before it.")
+      .def_prop_ro("num_reservoir_keys",
+                   [](const Statistics& self) { return self.reservoir.key_tokens.size(); })
+      .def_prop_ro("num_reservoir_queries",
+                   [](const Statistics& self) { return self.reservoir.query_tokens.size(); })
+      .def_prop_ro("query_moment", &Get<&Statistics::query_moment, kKeys, 4>)
+      .def_prop_ro("query_mean", &Get<&Statistics::query_mean, kKeys, 3>)
+      .def_prop_ro("key_moment", &Get<&Statistics::key_moment, kKeys, 4>)
+      .def_prop_ro("key_mean", &Get<&Statistics::key_mean, kKeys, 3>)
+      .def_prop_ro("value_moment", &Get<&Statistics::value_moment, kValues, 4>)
+      .def_prop_ro("value_mean", &Get<&Statistics::value_mean, kValues, 3>)
+      .def_prop_ro("value_covariance", &Get<&Statistics::value_covariance, kValues, 4>)
+      .def_prop_ro("value_attention_covariance",
+                   &Get<&Statistics::value_attention_covariance, kValues, 4>);
 
   nb::class_<StatisticsCollector>(module, "StatisticsCollector",
                                   "Sums up statistics, a layer of a whole text at a time.")
-      .def(
-          "__init__",
-          [](StatisticsCollector* self, std::string model, uint32_t num_layers,
-             uint32_t num_kv_heads, uint32_t num_query_heads, uint32_t key_dim,
-             uint32_t value_dim) {
-            new (self) StatisticsCollector(Create(std::move(model),
-                                                  {.num_layers = num_layers,
-                                                   .num_kv_heads = num_kv_heads,
-                                                   .key_dim = key_dim,
-                                                   .value_dim = value_dim},
-                                                  num_query_heads));
-          },
-          nb::kw_only(), nb::arg("model"), nb::arg("num_layers"), nb::arg("num_kv_heads"),
-          nb::arg("num_query_heads"), nb::arg("key_dim"), nb::arg("value_dim"))
+      .def("__init__", &Construct, nb::kw_only(), nb::arg("model"), nb::arg("num_layers"),
+           nb::arg("num_kv_heads"), nb::arg("num_query_heads"), nb::arg("key_dim"),
+           nb::arg("value_dim"), nb::arg("attention_windows") = std::vector<uint32_t>())
+      .def_static("resume", &Resume, nb::arg("statistics"),
+                  "A collector that goes on where the one that gave these was.")
       .def("add_text", &AddText, nb::arg("layer"), nb::arg("queries"), nb::arg("keys"),
            nb::arg("values"))
       .def("finish", [](const StatisticsCollector& self) { return ValueOrThrow(self.Finish()); });

@@ -95,6 +95,11 @@ class StatisticsCollector {
   // INVALID_ARGUMENT: windows of another number of layers, a geometry that is not valid, or query
   // heads that KV heads do not divide.
   static absl::StatusOr<StatisticsCollector> Create(Options options);
+  // A collector that goes on where the one that gave `statistics` was: what is added next counts as
+  // if it had been added there, but for the rounding of a division and a product. `seed` is that
+  // collector's. INVALID_ARGUMENT as Create.
+  static absl::StatusOr<StatisticsCollector> Resume(const Statistics& statistics,
+                                                    uint64_t seed = 1);
   StatisticsCollector(StatisticsCollector&& other) noexcept;
   StatisticsCollector& operator=(StatisticsCollector&& other) noexcept;
   StatisticsCollector(const StatisticsCollector&) = delete;
