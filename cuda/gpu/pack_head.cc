@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
+#include "cuda/gpu/pack_feedback.h"
 #include "proto/base/bfloat16.h"
 
 namespace crumb::gpu {
@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kElementsOfLane[] = {0, 1, 8, 9};  // Of B of m16n8k16, after 2 (lane % 4).
-constexpr size_t kNoPart = ~size_t{0};
 
 // The two parts of an element of a rotation in bf16.
 struct Bf16Parts {
@@ -46,12 +45,11 @@ class HeadPacker {
           ClipFromTop(is_value ? head_.value_clip : head_.key_clip);
     }
     if (layout_.is_aware) {
-      PackFeedback();
+      PackFeedback(head_, record_, &scalars);
     }
     if (layout_.is_tilted) {
       PackTiles(QueryRotation(), layout_.query_rotation(kRotateUpper),
                 layout_.query_rotation(kRotateLower));
-      PackReaders(&scalars);
     }
     std::memcpy(record_.data() + layout_.scalars(), &scalars, sizeof(scalars));
   }
@@ -75,7 +73,6 @@ class HeadPacker {
   }
 
   // B[k][n] = R[16 step + k][8 tile + n]: the lane of (g, t) has k = 2t + {0, 1, 8, 9} of n = g.
-  // The upper parts of R's elements, and the lower ones if they are wanted (else kNoPart).
   void PackTiles(const float* matrix, size_t upper, size_t lower) {
     size_t index = 0;
     for (uint32_t tile = 0; tile < dim_ / 8; ++tile) {
@@ -86,9 +83,7 @@ class HeadPacker {
             const size_t column = size_t{8} * tile + lane / 4;
             const Bf16Parts parts = Split(matrix[row * dim_ + column]);
             Store(upper, index, parts.upper);
-            if (lower != kNoPart) {
-              Store(lower, index, parts.lower);
-            }
+            Store(lower, index, parts.lower);
             ++index;
           }
         }
@@ -151,91 +146,6 @@ class HeadPacker {
       Store(layout_.row_sums(is_value), row, static_cast<float>(sum) * unit);
     }
     return unit;
-  }
-
-  void PackFeedback() {
-    const float* factor = head_.key_feedback;
-    const auto at = [&](uint32_t row, uint32_t column) {
-      return factor[size_t{row} * dim_ + column];
-    };
-    constexpr uint32_t kBlock = HeadRecord::kBlock;
-    for (uint32_t block = 0; block < layout_.num_blocks(); ++block) {
-      for (uint32_t i = 0; i < kBlock; ++i) {
-        for (uint32_t j = i; j < kBlock; ++j) {
-          const float weight = at(block * kBlock + i, block * kBlock + j);
-          Store(layout_.diagonal(), (size_t{block} * kBlock + i) * kBlock + j,
-                (i == j ? 1.0f : weight) / at(block * kBlock + i, block * kBlock + i));
-        }
-      }
-      for (uint32_t above = 0; above < block; ++above) {
-        const size_t tile = layout_.feedback() + HeadRecord::feedback_tile(above, block);
-        size_t index = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-          for (uint32_t half = 0; half < 2; ++half) {
-            for (const uint32_t k : kElementsOfLane) {
-              const uint32_t row = above * kBlock + 2 * (lane % 4) + k;
-              const float weight = at(row, block * kBlock + 8 * half + lane / 4);
-              Store(tile, index++, BFloat16::FromFloat(weight));
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // The inverse of the feedback factor, row after row from the last on.
-  std::vector<double> Whitening() const {
-    const size_t dim = dim_;
-    std::vector<double> inverse(dim * dim);
-    for (size_t i = dim; i-- > 0;) {
-      const float* factor = head_.key_feedback + i * dim;
-      double* row = inverse.data() + i * dim;
-      for (size_t k = i + 1; k < dim; ++k) {
-        const double weight = -double{factor[k]};
-        const double* below = inverse.data() + k * dim;
-        for (size_t j = k; j < dim; ++j) {
-          row[j] += weight * below[j];
-        }
-      }
-      row[i] = 1;
-      for (size_t j = i; j < dim; ++j) {
-        row[j] /= double{factor[i]};
-      }
-    }
-    return inverse;
-  }
-
-  // With C the factor and M = (C^T C)^-1 the metric, a M b^T is the product of a C^-1 and b C^-1,
-  // and e m^T, the score of an error e under the mean query m, that of e C^-1 and (C m^T)^T.
-  void PackReaders(HeadScalars* scalars) {
-    const std::vector<double> inverse = Whitening();
-    const std::vector<float> rounded(inverse.begin(), inverse.end());
-    PackTiles(rounded.data(), layout_.whitening(), kNoPart);
-    std::vector<double> vectors[2] = {std::vector<double>(dim_), std::vector<double>(dim_)};
-    double mean_sum = 0;
-    for (size_t i = 0; i < dim_; ++i) {
-      for (size_t j = i; j < dim_; ++j) {
-        vectors[0][j] += inverse[i * dim_ + j];
-        vectors[1][i] += double{head_.key_feedback[i * dim_ + j]} * double{head_.query_mean[j]};
-      }
-      mean_sum += double{head_.query_mean[i]};
-    }
-    double ones = 0;
-    for (const double x : vectors[0]) {
-      ones += x * x;
-    }
-    scalars->ones_in_metric = static_cast<float>(ones);
-    scalars->query_mean_sum = static_cast<float>(mean_sum);
-    size_t index = 0;
-    for (uint32_t step = 0; step < dim_ / 16; ++step) {
-      for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        for (const uint32_t k : kElementsOfLane) {
-          const size_t channel = size_t{16} * step + size_t{2} * (lane % 4) + k;
-          const double x = lane / 4 < 2 ? vectors[lane / 4][channel] : 0.0;
-          Store(layout_.readers(), index++, BFloat16::FromFloat(static_cast<float>(x)));
-        }
-      }
-    }
   }
 
   const HeadParameters& head_;

@@ -1,43 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a warp that rounds rows with feedback keeps in shared memory: of eight rows in four ranges.
+// Errors of a warp that rounds rows with feedback, in shared memory: sixteen rows in four ranges,
+// 64 problems. A lane has two of them, of one row, as the halves of a word: lane row + 16 p has the
+// ranges 2 p and 2 p + 1.
+//
+// [channel][64 problems] fp16, 128 bytes a channel. The 16-byte chunks of a channel are permuted,
+// chunk c of channel i to c ^ (i % 8), so that neither lanes that write their words of a channel
+// nor matrices that are loaded (8 channels x 8 problems) meet a bank twice.
 #pragma once
+
+#include <cuda_fp16.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/kernels/mma.cuh"
+
 namespace crumb::gpu {
+
+inline constexpr int kRowsOfWarp = 16;
+inline constexpr int kProblemsOfLane = 2;
 
 template <int kDim>
 struct AwareScratch {
-  static constexpr int kProblems = 32;  // (row, range): row r in range p is r + 8 p.
-  static constexpr uint32_t kErrorStride = 2 * kDim + 16;
-  static constexpr int kSumStride = 20;  // Floats: 16-byte reads of eight rows meet no bank twice.
-  static constexpr int kWordStride = kDim / 16 + 1;
-  // [problem, channel] bf16: errors over the feedback's diagonal element.
-  alignas(16) std::byte errors[kProblems * kErrorStride];
-  alignas(16) float sums[kProblems * kSumStride];  // [problem, 16]: a product with them.
-  uint32_t codes[kProblems * kWordStride];         // Row words.
+  static constexpr int kChannelBytes = 128;
+  alignas(128) std::byte errors[kDim * kChannelBytes];
+
+  __device__ __forceinline__ std::byte* chunk(int channel, int chunk) {
+    return errors + channel * kChannelBytes + ((chunk ^ (channel % 8)) << 4);
+  }
+  // The lane's two problems of a channel.
+  __device__ __forceinline__ uint32_t& word(int channel, int lane) {
+    return *reinterpret_cast<uint32_t*>(chunk(channel, lane / 4) + lane % 4 * 4);
+  }
+  // B[16 x 16] of m16n8k16, twice: channels from 16 `step` on, of the problems of chunks 2 `pair`
+  // and 2 `pair` + 1.
+  __device__ __forceinline__ void LoadOperands(uint32_t (&b)[4], int step, int pair, int lane) {
+    LoadMatricesTransposed(b, chunk(16 * step + lane / 8 % 2 * 8 + lane % 8, 2 * pair + lane / 16));
+  }
 };
 
-// A product's accumulators, [32 problems, 16], to scratch.sums.
-template <int kDim>
-__device__ __forceinline__ void StoreSums(AwareScratch<kDim>& scratch,
-                                          const float (&sums)[2][2][4],
-                                          int lane) {
-  constexpr int kStride = AwareScratch<kDim>::kSumStride;
-  float* to = scratch.sums + lane / 4 * kStride + 2 * (lane % 4);
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float2*>(to + (16 * m + 8 * half) * kStride + 8 * n) =
-            make_float2(sums[m][n][2 * half], sums[m][n][2 * half + 1]);
-      }
-    }
-  }
+__device__ __forceinline__ __half2 AsHalves(uint32_t word) {
+  __half2 pair;
+  memcpy(&pair, &word, sizeof(pair));
+  return pair;
+}
+__device__ __forceinline__ uint32_t AsWord(__half2 pair) {
+  uint32_t word;
+  memcpy(&word, &pair, sizeof(word));
+  return word;
+}
+// Half `which` of a word, twice.
+__device__ __forceinline__ __half2 HalfOf(uint32_t word, int which) {
+  return which == 0 ? __low2half2(AsHalves(word)) : __high2half2(AsHalves(word));
 }
 
 }  // namespace crumb::gpu

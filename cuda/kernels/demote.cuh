@@ -37,10 +37,10 @@ struct DemoteShared {
   struct Empty {};
   struct Aware {
     AwareScratch<kDim> scratch[kAwareWarps];
-    alignas(16) float diagonal[kDim * 16];
+    alignas(16) std::byte diagonal[kDim / 16 * HeadRecord::kDiagonalBytes];
   };
   struct Tilted : Aware {
-    alignas(16) std::byte whitened[Tile::kBytes];
+    float4 row_sums[kDemoteWarps<kDim> * kPageTokens];
   };
   using ForKeys =
       std::conditional_t<kKeys == KeyRounding::kTilted,
@@ -122,12 +122,21 @@ class DemoteBlock {
       }
       WaitForCopies<0>();
       __syncthreads();
-      const std::byte* rows = Prepare(index, end, index - begin);
-      if constexpr (kTilted) {
-        Whiten(unit, rows);
+      const uint32_t current = params_.rows_are_rotated ? (index - begin) % 2 : 1;
+      if (!params_.rows_are_rotated) {
+        Rotate(unit);
       }
-      Round(unit, rows);
+      // Whitened rows take the place of the next ones.
+      const uint32_t next = params_.rows_are_rotated ? 1 - current : 0;
+      const bool loads_late = kTilted && !unit.is_value;
+      if (index + 1 < end && !loads_late) {
+        LoadUnit(index + 1, next);
+      }
+      Round(unit, shared_.tiles[current], shared_.tiles[next]);
       __syncthreads();
+      if (index + 1 < end && loads_late) {
+        LoadUnit(index + 1, next);
+      }
       Store(unit);
     }
   }
@@ -150,35 +159,32 @@ class DemoteBlock {
                                   Layout().bytes();
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record_ + Layout().scalars());
     clip_from_top_ = static_cast<int>(scalars->clip_from_top[unit.is_value ? 1 : 0]);
-    if constexpr (kTilted) {
-      refit_ = {nullptr, record_ + Layout().readers(), scalars->ones_in_metric,
-                scalars->query_mean_sum};
+    if constexpr (kAware) {
+      refit_ = {.row_sums = nullptr,
+                .num_parts = kWarps,
+                .readers = record_ + Layout().readers(),
+                .loss_unit = scalars->loss_unit,
+                .ones2 = scalars->ones_in_metric,
+                .mean_sum = scalars->query_mean_sum,
+                .ones_unit = scalars->ones_unit,
+                .mean_unit = scalars->mean_unit};
     }
     shift_ = reinterpret_cast<const float*>(record_ + Layout().upper_shift(unit.is_value));
     if (!params_.rows_are_rotated && !kAware) {
       rotation_.Load(record_ + Layout().rotation(unit.is_value, kRotateUpper), warp_, lane_);
     }
     if constexpr (kAware) {
-      const auto* from = reinterpret_cast<const float4*>(record_ + Layout().diagonal());
-      auto* to = reinterpret_cast<float4*>(shared_.keys.diagonal);
-      for (int i = static_cast<int>(threadIdx.x); i < kDim * 4; i += kThreads) {
+      const auto* from = reinterpret_cast<const uint4*>(record_ + Layout().diagonal());
+      auto* to = reinterpret_cast<uint4*>(shared_.keys.diagonal);
+      for (int i = static_cast<int>(threadIdx.x); i < kDim * 2; i += kThreads) {
         to[i] = from[i];
       }
     }
   }
 
-  // Rotates if need be, and starts to load the next unit. The rows to round are returned.
-  __device__ __forceinline__ const std::byte* Prepare(uint32_t index,
-                                                      uint32_t end,
-                                                      uint32_t count) {
-    if (params_.rows_are_rotated) {
-      if (index + 1 < end) {
-        LoadUnit(index + 1, (count + 1) % 2);
-      }
-      return shared_.tiles[count % 2];
-    }
+  // From the first tile to the second.
+  __device__ __forceinline__ void Rotate(const DemoteUnit& unit) {
     if constexpr (kAware) {  // Registers are short: the columns come from the cache each time.
-      const DemoteUnit unit(params_, index);
       RotationColumns<kDim, kWarps> rotation;
       rotation.Load(record_ + Layout().rotation(unit.is_value, kRotateUpper), warp_, lane_);
       RotatePageRows<kDim, kWarps>(shared_.tiles[0], rotation, shift_, shared_.tiles[1], warp_,
@@ -188,38 +194,14 @@ class DemoteBlock {
                                    lane_);
     }
     __syncthreads();
-    if (index + 1 < end) {
-      LoadUnit(index + 1, 0);
-    }
-    return shared_.tiles[1];
   }
 
-  __device__ __forceinline__ void Whiten(const DemoteUnit& unit, const std::byte* rows) {
-    if (!unit.is_value) {
-      RotationColumns<kDim, kWarps> columns;
-      columns.Load(record_ + Layout().whitening(), warp_, lane_);
-      const auto* zeros = reinterpret_cast<const float*>(record_ + Layout().upper_shift(true));
-      RotatePageRows<kDim, kWarps>(rows, columns, zeros, shared_.keys.whitened, warp_, lane_);
-      __syncthreads();
-    }
-  }
-
-  __device__ __forceinline__ void Round(const DemoteUnit& unit, const std::byte* rows) {
+  __device__ __forceinline__ void Round(const DemoteUnit& unit,
+                                        std::byte* rows,
+                                        std::byte* whitened) {
     if constexpr (kAware) {
       if (!unit.is_value) {
-        if (warp_ < kAwareWarps) {
-          const std::byte* feedback = record_ + Layout().feedback();
-#pragma unroll 1
-          for (int token = 8 * warp_; token < int{kPageTokens}; token += 8 * kAwareWarps) {
-            if constexpr (kTilted) {
-              refit_.whitened = shared_.keys.whitened + token * Tile::kStride;
-            }
-            Note(RoundAttentionAware<kDim, kTilted>(rows, shared_.keys.diagonal, feedback, refit_,
-                                                    token, shared_.keys.scratch[warp_],
-                                                    shared_.row_words, shared_.meta, lane_),
-                 token);
-          }
-        }
+        RoundKeys(rows, whitened);
         return;
       }
     }
@@ -228,6 +210,35 @@ class DemoteBlock {
       Note(
           RoundToNearest<kDim>(rows, clip_from_top_, token, shared_.row_words, shared_.meta, lane_),
           token);
+    }
+  }
+
+  // With feedback; of a page's rows each of kAwareWarps has sixteen.
+  __device__ __forceinline__ void RoundKeys(std::byte* rows, std::byte* whitened) {
+    const int first_token = kRowsOfWarp * warp_;
+    OpenRow open = {};
+    if (warp_ < kAwareWarps) {
+      int bad_token = kPageTokens;
+      open = OpenRows<kDim>(rows, first_token, lane_, bad_token);
+      if (bad_token < int{kPageTokens}) {
+        atomicMin(bad_token_, bad_token);
+      }
+    }
+    if constexpr (kTilted) {
+      RotationColumns<kDim, kWarps> matrix;
+      matrix.Load(record_ + Layout().whitening(), warp_, lane_);
+      const auto* vectors = reinterpret_cast<const float*>(record_ + Layout().whitened_vectors());
+      __syncthreads();
+      WhitenPageRows<kDim, kWarps>(rows, matrix, vectors, whitened,
+                                   shared_.keys.row_sums + warp_ * int{kPageTokens}, warp_, lane_);
+      __syncthreads();
+      refit_.whitened = whitened;
+      refit_.row_sums = shared_.keys.row_sums;
+    }
+    if (warp_ < kAwareWarps) {
+      RoundAttentionAware<kDim, kTilted>(rows, shared_.keys.diagonal, record_ + Layout().feedback(),
+                                         refit_, open, first_token, shared_.keys.scratch[warp_],
+                                         shared_.row_words, shared_.meta, lane_);
     }
   }
 

@@ -24,6 +24,28 @@ __device__ __forceinline__ void MmaBf16(float (&c)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c += A x B with A[16 x 16] and B[16 x 8] of fp16.
+__device__ __forceinline__ void MmaF16(float (&c)[4],
+                                       const uint32_t (&a)[4],
+                                       uint32_t b0,
+                                       uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same with sums in fp16 too: c[0] is columns 2t, 2t + 1 of row g, c[1] of row g + 8.
+__device__ __forceinline__ void MmaF16Short(uint32_t (&c)[2],
+                                            const uint4& a,
+                                            uint32_t b0,
+                                            uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1},{%2,%3,%4,%5},{%6,%7},{%0,%1};"
+      : "+r"(c[0]), "+r"(c[1])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
 // Where lane `lane` points LoadMatrices for the A operand whose first element is at `tile`, rows
 // `stride` bytes apart.
 __device__ __forceinline__ const std::byte* OperandRow(const std::byte* tile,

@@ -6,24 +6,29 @@
 // t = m + (M - m m^T) x / sqrt(d).
 //
 // All products in M are plain ones of whitened rows, y = x C^-1, and feedback's weighted errors are
-// the whitened error. So the sums that a (row, range) needs, and those of its row, are one more
-// product on the tensor cores: errors and whitened rows times whitened rows, ones and mean query.
+// the whitened error. So the sums that a (row, range) needs are one more product on the tensor
+// cores: whitened rows, and the whitened row of ones and mean query, times the errors. The columns
+// of the whitened rows are in units that take the errors as feedback leaves them.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/kernels/aware_scratch.cuh"
-#include "cuda/kernels/round_rows.cuh"
+#include "cuda/kernels/open_rows.cuh"
 
 namespace crumb::gpu {
 
-// What a warp needs of its head and of its eight rows.
+// What a warp needs of its head and of the page.
 struct RefitOperands {
-  const std::byte* whitened;  // In shared memory, rows as those of a PageTile.
-  const std::byte* readers;   // As HeadRecord::readers().
-  float ones2;                // HeadScalars::ones_in_metric.
-  float mean_sum;             // HeadScalars::query_mean_sum.
+  const std::byte* whitened;  // [token] rows as those of a PageTile, fp16; as WhitenPageRows.
+  const float4* row_sums;     // [num_parts, token], parts of the sums; as WhitenPageRows.
+  int num_parts;
+  const std::byte* readers;  // As HeadRecord::readers().
+  float loss_unit;           // These as HeadScalars has them.
+  float ones2;
+  float mean_sum;
+  float ones_unit;
+  float mean_unit;
 };
 
 // Products of one row x and of one error e of it in the metric; 1 is the row of ones.
@@ -36,50 +41,141 @@ struct RefitProducts {
   float e_mean;
 };
 
-// Of the lane's row and range. The whole warp; takes scratch.sums.
-template <int kDim>
-__device__ __forceinline__ RefitProducts MultiplyForRefit(AwareScratch<kDim>& scratch,
-                                                          const RefitOperands& operands,
-                                                          int lane) {
-  using Scratch = AwareScratch<kDim>;
-  const std::byte* errors = OperandRow(scratch.errors, Scratch::kErrorStride, lane);
-  const std::byte* rows = operands.whitened + lane % 8 * PageTile<kDim>::kStride + lane / 8 * 16;
-  const auto* readers = reinterpret_cast<const uint2*>(operands.readers) + lane;
-  float of_errors[2][2][4] = {};
-  float of_rows[2][4] = {};
+// to = from * C^-1 of the rows as OpenRows leaves them; all warps, each its columns. `sums` [token]
+// gets those columns' part of the sums of y.y, y.1 and y.m, in the units of the tile's rows.
+template <int kDim, int kWarps>
+__device__ __forceinline__ void WhitenPageRows(const std::byte* from,
+                                               const RotationColumns<kDim, kWarps>& matrix,
+                                               const float* vectors,
+                                               std::byte* to,
+                                               float4* sums,
+                                               int warp,
+                                               int lane) {
+  using Tile = PageTile<kDim>;
+  using Columns = RotationColumns<kDim, kWarps>;
+  const int g = lane / 4;
+  const int first_column = warp * Columns::kTiles * 8 + 2 * (lane % 4);
 #pragma unroll 1
-  for (int k = 0; k < kDim / 16; k += 2) {
-    uint32_t y[4];  // Both as A, rows 0..7, and as B, columns 0..7, of two steps.
-    LoadMatrices(y, rows + k * 32);
+  for (int row = 0; row < int{kPageTokens}; row += 16) {
+    float y[Columns::kTiles][4] = {};
+    const std::byte* operand = OperandRow(from + row * Tile::kStride, Tile::kStride, lane);
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const uint2 row = make_uint2(y[2 * step], y[2 * step + 1]);
-      const uint2 reader = __ldg(&readers[(k + step) * 32]);
-      MmaBf16Rows8(of_rows[0], row.x, row.y, row);
-      MmaBf16Rows8(of_rows[1], row.x, row.y, reader);
+    for (int k = 0; k < Columns::kSteps; ++k) {
+      uint32_t a[4];
+      LoadMatrices(a, operand + k * 32);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        uint32_t a[4];
-        LoadMatrices(a, errors + m * 16 * Scratch::kErrorStride + (k + step) * 32);
-        MmaBf16(of_errors[m][0], a, row.x, row.y);
-        MmaBf16(of_errors[m][1], a, reader.x, reader.y);
+      for (int n = 0; n < Columns::kTiles; ++n) {
+        MmaF16(y[n], a, matrix.b[n][k].x, matrix.b[n][k].y);
+      }
+    }
+    std::byte* out = to + (row + g) * Tile::kStride + first_column * 2;
+    float parts[2][3] = {};
+#pragma unroll
+    for (int n = 0; n < Columns::kTiles; ++n) {
+      float2 of[3];
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        of[i] = __ldg(reinterpret_cast<const float2*>(vectors + i * kDim + first_column + 8 * n));
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<__half2*>(out + 8 * half * Tile::kStride + n * 16) =
+            __floats2half2_rn(y[n][2 * half], y[n][2 * half + 1]);
+        const float x = y[n][2 * half] * of[0].x;
+        const float next = y[n][2 * half + 1] * of[0].y;
+        parts[half][0] += x * x + next * next;
+        parts[half][1] += x * of[1].x + next * of[1].y;
+        parts[half][2] += x * of[2].x + next * of[2].y;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        parts[half][i] += __shfl_xor_sync(kFullWarp, parts[half][i], 1);
+        parts[half][i] += __shfl_xor_sync(kFullWarp, parts[half][i], 2);
+      }
+      if (lane % 4 == 0) {
+        sums[row + 8 * half + g] =
+            make_float4(parts[half][0], parts[half][1], parts[half][2], 0.0f);
       }
     }
   }
-  StoreSums(scratch, of_errors, lane);
-  // A row's square is on the diagonal: in lane 4 r + r / 2, there the (r % 2)-th.
-  const int r = lane % 8;
-  const float square = lane / 4 % 2 == 0 ? of_rows[0][0] : of_rows[0][1];
-  RefitProducts products;
-  products.x2 = __shfl_sync(kFullWarp, square, 4 * r + r / 2);
-  products.x_ones = __shfl_sync(kFullWarp, of_rows[1][0], 4 * r);
-  products.x_mean = __shfl_sync(kFullWarp, of_rows[1][1], 4 * r);
+}
+
+// Of the lane's row and two ranges; levels are those that the errors are measured in. The whole
+// warp; its errors are lost.
+template <int kDim>
+__device__ __forceinline__ void MultiplyForRefit(AwareScratch<kDim>& scratch,
+                                                 const RefitOperands& operands,
+                                                 const OpenRow& open,
+                                                 int token,
+                                                 int lane,
+                                                 RefitProducts (&products)[kProblemsOfLane]) {
+  const std::byte* rows =
+      OperandRow(operands.whitened + (token - lane % kRowsOfWarp) * PageTile<kDim>::kStride,
+                 PageTile<kDim>::kStride, lane);
+  const auto* readers = reinterpret_cast<const uint2*>(operands.readers) + lane;
+  float with_rows[8][4] = {};  // [row, problem], tiles of eight problems.
+  float with_readers[8][4] = {};
+#pragma unroll 1
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t a[4];
+    LoadMatrices(a, rows + k * 32);
+    const uint2 reader = __ldg(&readers[k * 32]);
+    const uint32_t reader_rows[4] = {reader.x, 0, reader.y, 0};
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t b[4];
+      scratch.LoadOperands(b, k, pair, lane);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        MmaF16(with_rows[2 * pair + i], a, b[2 * i], b[2 * i + 1]);
+        MmaF16(with_readers[2 * pair + i], reader_rows, b[2 * i], b[2 * i + 1]);
+      }
+    }
+  }
   __syncwarp();
-  const float* sums = scratch.sums + lane * Scratch::kSumStride;
-  products.ex = sums[r];
-  products.e_ones = sums[8];
-  products.e_mean = sums[9];
-  return products;
+  // [3][64 problems]: with the problem's own row, with ones, with the mean.
+  auto* sums = reinterpret_cast<float2*>(scratch.errors);
+  const int g = lane / 4;
+  const int t = lane % 4;
+#pragma unroll
+  for (int chunk = 0; chunk < 8; ++chunk) {
+    // Problems 8 chunk + 2t and the next are of row (4 chunk + t) % 16.
+    if (g == (4 * chunk + t) % 8) {
+      const int half = 4 * chunk % 16 / 8;
+      sums[4 * chunk + t] = make_float2(with_rows[chunk][2 * half], with_rows[chunk][2 * half + 1]);
+    }
+    if (g < 2) {
+      sums[32 * (1 + g) + 4 * chunk + t] =
+          make_float2(with_readers[chunk][0], with_readers[chunk][1]);
+    }
+  }
+  float3 of_row = make_float3(0, 0, 0);
+  for (int part = 0; part < operands.num_parts; ++part) {
+    const float4 of_part = operands.row_sums[part * int{kPageTokens} + token];
+    of_row.x += of_part.x;
+    of_row.y += of_part.y;
+    of_row.z += of_part.z;
+  }
+  __syncwarp();
+  const float2 ex = sums[lane];
+  const float2 e_ones = sums[32 + lane];
+  const float2 e_mean = sums[64 + lane];
+#pragma unroll
+  for (int i = 0; i < kProblemsOfLane; ++i) {
+    RefitProducts& of = products[i];
+    const float scale = open.levels[i].scale;
+    of.e_ones = scale * operands.ones_unit * (i == 0 ? e_ones.x : e_ones.y);
+    of.e_mean = scale * operands.mean_unit * (i == 0 ? e_mean.x : e_mean.y);
+    of.ex =
+        scale * operands.loss_unit * open.size * (i == 0 ? ex.x : ex.y) + open.center * of.e_ones;
+    of.x_ones = open.size * of_row.y + open.center * operands.ones2;
+    of.x_mean = open.size * of_row.z + open.center * operands.mean_sum;
+    of.x2 = open.size * (open.size * of_row.x + 2 * open.center * of_row.y) +
+            open.center * open.center * operands.ones2;
+  }
 }
 
 // As the twin's RefitForReaders; e2 is the error's square in the metric. Returns the loss.

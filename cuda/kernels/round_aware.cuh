@@ -4,183 +4,199 @@
 // E[q q^T]): channel after channel, each error pushed into the channels that are still open, for
 // four ranges; the range of least loss is kept. For oscar-int2-tilted each range is refitted first.
 //
-// Blocked: within 16 channels errors are pushed by one fused multiply-add each, a lane a (row,
-// range); what all blocks before bring to a block is one product on the tensor cores, of errors and
-// feedback in bf16. Work a (row, range): d * 16 / 2 multiply-adds of d^2 / 2. A warp has eight rows
-// in four ranges: lane r + 8 p rounds row r in range p.
+// In units of a range's scale every number is of the order of one, so it is done in packed fp16: a
+// lane rounds its row in two ranges at once. Within 16 channels errors are pushed by one fused
+// multiply-add each; what all blocks before bring to a block is one product on the tensor cores.
+// Work a (row, range): d * 16 / 2 multiply-adds of d^2 / 2, two of them an instruction.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/kernels/aware_scratch.cuh"
+#include "cuda/kernels/open_rows.cuh"
 #include "cuda/kernels/refit_rows.cuh"
-#include "cuda/kernels/round_rows.cuh"
 
 namespace crumb::gpu {
 
-struct AwareProblem {
-  RowLevels levels;
-  float loss;
-};
-
-// Levels of the lane's row and range.
-template <int kDim>
-__device__ __forceinline__ RowLevels AwareLevels(const RowShare<kDim>& share, int range) {
-  const auto from_top = [](float ratio) {
-    return kDim - min(static_cast<int>(ratio * static_cast<float>(kDim)), kDim - 1);
-  };
-  int cuts[3];
-  share.template FindLargest<3>({from_top(0.98f), from_top(0.95f), from_top(0.90f)},
-                                min(share.largest, 0x7f7f), cuts);
-  const int cut = range == 1 ? cuts[0] : range == 2 ? cuts[1] : cuts[2];
-  return MakeLevels(share.low, share.high, range == 0 ? INFINITY : ClipThreshold(cut));
-}
-
-// Sums over the blocks before `block` of errors times feedback, to scratch.sums.
+// Sums over the blocks before `block` of errors times feedback, to where its errors will be.
 template <int kDim>
 __device__ __forceinline__ void PushEarlierErrors(AwareScratch<kDim>& scratch,
                                                   const std::byte* feedback,
                                                   int block,
                                                   int lane) {
-  using Scratch = AwareScratch<kDim>;
-  float sums[2][2][4] = {};
+  constexpr int kChunks = 8;  // Of eight problems.
+  uint32_t sums[kChunks][2] = {};
   const auto* tiles = reinterpret_cast<const uint4*>(
       feedback + HeadRecord::feedback_tile(0, static_cast<uint32_t>(block)));
-  const std::byte* operand = OperandRow(scratch.errors, Scratch::kErrorStride, lane);
-#pragma unroll 2
+  uint4 next = __ldg(&tiles[lane]);
+#pragma unroll 1
   for (int k = 0; k < block; ++k) {
-    const uint4 b = __ldg(&tiles[k * 32 + lane]);
+    const uint4 a = next;
+    next = __ldg(&tiles[min(k + 1, block - 1) * 32 + lane]);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      uint32_t a[4];
-      LoadMatrices(a, operand + m * 16 * Scratch::kErrorStride + k * 32);
-      MmaBf16(sums[m][0], a, b.x, b.y);
-      MmaBf16(sums[m][1], a, b.z, b.w);
+    for (int pair = 0; pair < kChunks / 2; ++pair) {
+      uint32_t b[4];
+      scratch.LoadOperands(b, k, pair, lane);
+      MmaF16Short(sums[2 * pair], a, b[0], b[1]);
+      MmaF16Short(sums[2 * pair + 1], a, b[2], b[3]);
     }
   }
-  StoreSums(scratch, sums, lane);
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scratch.word(16 * block + 8 * half + lane / 4, 4 * chunk + lane % 4) = sums[chunk][half];
+    }
+  }
 }
 
-// Rounds the 16 channels `x` one after another; leaves weighted errors in them and returns their
-// row word. `weights` [16, 16]: the feedback's diagonal block, each row divided by its diagonal
-// element, in whose place is the element's inverse.
-__device__ __forceinline__ uint32_t RoundBlock(float (&x)[16],
-                                               const float* weights,
-                                               float inverse_scale,
-                                               AwareProblem& problem) {
-  // A sum with it is rounded to an integer, which is in the low bits.
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23.
-  uint32_t word = 0;
+// What one block of 16 channels gives of the lane's two problems.
+struct RoundedBlock {
+  uint32_t words[kProblemsOfLane];  // Row words.
+  float2 loss;                      // In units of the scale and HeadScalars::loss_unit.
+};
+
+// Rounds the block's channels one after another; their errors go to `scratch`. The levels are at
+// -2, -1, 0 and 1, where fp16 is finest. `weights` [16, 16] as HeadRecord::diagonal().
+template <int kDim>
+__device__ __forceinline__ RoundedBlock RoundBlock(
+    __half2 (&z)[16], const std::byte* weights, AwareScratch<kDim>& scratch, int block, int lane) {
+  const __half2 third = __float2half2_rn(1.0f / 3);
+  const __half2 two_thirds = __float2half2_rn(2.0f / 3);
+  const __half2 three = __float2half2_rn(3.0f);
+  // A sum beyond 1024 is rounded to a whole number.
+  const __half2 whole = __float2half2_rn(1536.0f);
+  const __half2 lowest = __float2half2_rn(1534.0f);
+  __half2 loss = __float2half2_rn(0.0f);
+  __half2 codes[4];  // Of four channels each: 1024 and the codes as digits, in the low byte.
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    float row[16];
+    uint32_t row[8];
 #pragma unroll
-    for (int j = i / 4 * 4; j < 16; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(weights + i * 16 + j);
+    for (int j = i / 8 * 4; j < 8; j += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(weights + i * 32 + j * 4);
       row[j] = four.x;
       row[j + 1] = four.y;
       row[j + 2] = four.z;
       row[j + 3] = four.w;
     }
-    const float above = x[i] - problem.levels.min;
-    const float shifted = fminf(fmaxf(fmaf(above, inverse_scale, kMagic), kMagic), kMagic + 3.0f);
-    const float error = fmaf(kMagic - shifted, problem.levels.scale, above);
-    word += (__float_as_uint(shifted) & 3u) << (2 * i);
-    const float weighted = error * row[i];
-    problem.loss = fmaf(weighted, weighted, problem.loss);
-    x[i] = weighted;
+    const __half2 share = __hfma2_sat(z[i], third, two_thirds);
+    const __half2 level = __hsub2(__hfma2(share, three, lowest), whole);
+    const __half2 error = __hsub2(z[i], level);
+    scratch.word(16 * block + i, lane) = AsWord(error);
+    const __half2 before = i % 4 == 0 ? __float2half2_rn(1024.0f + 2 * 85) : codes[i / 4];
+    codes[i / 4] = __hfma2(level, __float2half2_rn(static_cast<float>(1 << (2 * (i % 4)))), before);
+    const __half2 weighted = __hmul2(error, HalfOf(row[i / 2], i % 2));
+    loss = __hfma2(weighted, weighted, loss);
 #pragma unroll
     for (int j = i + 1; j < 16; ++j) {
-      x[j] = fmaf(-error, row[j], x[j]);
+      z[j] = __hfma2(__hneg2(error), HalfOf(row[j / 2], j % 2), z[j]);
     }
   }
-  return word;
+  const uint32_t first = __byte_perm(AsWord(codes[0]), AsWord(codes[1]), 0x6240);
+  const uint32_t second = __byte_perm(AsWord(codes[2]), AsWord(codes[3]), 0x6240);
+  return {{__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632)},
+          __half22float2(loss)};
 }
 
-// The lane's 16 channels of `row` less what earlier blocks push into them.
+// The block's channels of the lane's row in its ranges' units, less what earlier blocks push.
+template <int kDim>
 __device__ __forceinline__ void LoadOpenChannels(const std::byte* row,
-                                                 const float* sums,
-                                                 float (&x)[16]) {
+                                                 __half2 inverse_scale,
+                                                 __half2 offset,
+                                                 AwareScratch<kDim>& scratch,
+                                                 int block,
+                                                 int lane,
+                                                 __half2 (&z)[16]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint4 chunk = *reinterpret_cast<const uint4*>(row + 16 * i);
+    const uint4 chunk = *reinterpret_cast<const uint4*>(row + block * 32 + 16 * i);
     const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 pushed = *reinterpret_cast<const float2*>(sums + 8 * i + 2 * j);
-      x[8 * i + 2 * j] = __uint_as_float(words[j] << 16) - pushed.x;
-      x[8 * i + 2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u) - pushed.y;
+    for (int j = 0; j < 8; ++j) {
+      z[8 * i + j] = __hfma2(HalfOf(words[j / 2], j % 2), inverse_scale, offset);
+    }
+  }
+  if (block > 0) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      z[i] = __hsub2(z[i], AsHalves(scratch.word(16 * block + i, lane)));
     }
   }
 }
 
-// Eight rows from `first_token` on, one warp; false in lanes of rows that are not finite.
-// `diagonal` and `feedback` as HeadRecord has them; `refit` is of oscar-int2-tilted's keys.
+// Sixteen rows, which OpenRows has prepared, one warp. `diagonal` and `feedback` as HeadRecord has
+// them; `refit` is of oscar-int2-tilted's keys. Of the tile, the codes of all ranges take the place
+// of the rows.
 template <int kDim, bool kRefit>
-__device__ __forceinline__ bool RoundAttentionAware(const std::byte* rows,
-                                                    const float* diagonal,
+__device__ __forceinline__ void RoundAttentionAware(std::byte* rows,
+                                                    const std::byte* diagonal,
                                                     const std::byte* feedback,
                                                     const RefitOperands& refit,
+                                                    OpenRow open,
                                                     int first_token,
                                                     AwareScratch<kDim>& scratch,
                                                     uint32_t* row_words,
                                                     __half2* meta,
                                                     int lane) {
   using Tile = PageTile<kDim>;
-  using Scratch = AwareScratch<kDim>;
-  const int token = first_token + lane % 8;
-  const int range = lane / 8;
-  const std::byte* row = rows + token * Tile::kStride;
-  AwareProblem problem;
-  bool is_finite;
-  {
-    RowShare<kDim> share;
-    share.Load(row, range);
-    is_finite = share.largest < 0x7f80;
-    problem.levels = AwareLevels(share, range);
-    problem.loss = 0;
-  }
-  const float inverse_scale = 1.0f / problem.levels.scale;
-  uint32_t* my_codes = scratch.codes + lane * Scratch::kWordStride;
+  constexpr int kBlocks = kDim / 16;
+  const int token = first_token + lane % kRowsOfWarp;
+  const int pair = lane / kRowsOfWarp;
+  std::byte* row = rows + token * Tile::kStride;
+  const float inverse[2] = {1.0f / open.levels[0].scale, 1.0f / open.levels[1].scale};
+  const __half2 inverse_scale = __floats2half2_rn(open.size * inverse[0], open.size * inverse[1]);
+  const __half2 offset = __floats2half2_rn((open.center - open.levels[0].min) * inverse[0] - 2.0f,
+                                           (open.center - open.levels[1].min) * inverse[1] - 2.0f);
+  float losses[kProblemsOfLane] = {};
 #pragma unroll 1
-  for (int block = 0; block < kDim / 16; ++block) {
-    PushEarlierErrors(scratch, feedback, block, lane);
+  for (int block = 0; block < kBlocks; ++block) {
+    if (block > 0) {
+      PushEarlierErrors(scratch, feedback, block, lane);
+      __syncwarp();
+    }
+    __half2 z[16];
+    LoadOpenChannels(row, inverse_scale, offset, scratch, block, lane, z);
+    __syncwarp();  // The row's other lane has read these channels too: codes go there.
+    const RoundedBlock rounded =
+        RoundBlock(z, diagonal + block * HeadRecord::kDiagonalBytes, scratch, block, lane);
+    *reinterpret_cast<uint2*>(row + block * 32 + pair * 8) =
+        make_uint2(rounded.words[0], rounded.words[1]);
+    losses[0] += rounded.loss.x;
+    losses[1] += rounded.loss.y;
     __syncwarp();
-    float x[16];
-    LoadOpenChannels(row + block * 32, scratch.sums + lane * Scratch::kSumStride, x);
-    my_codes[block] = RoundBlock(x, diagonal + block * 256, inverse_scale, problem);
-    auto* errors =
-        reinterpret_cast<uint4*>(scratch.errors + lane * Scratch::kErrorStride + block * 32);
-    errors[0] = make_uint4(PackBf16(x[0], x[1]), PackBf16(x[2], x[3]), PackBf16(x[4], x[5]),
-                           PackBf16(x[6], x[7]));
-    errors[1] = make_uint4(PackBf16(x[8], x[9]), PackBf16(x[10], x[11]), PackBf16(x[12], x[13]),
-                           PackBf16(x[14], x[15]));
-    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < kProblemsOfLane; ++i) {
+    losses[i] *= refit.loss_unit * (open.levels[i].scale * open.levels[i].scale);
   }
   if constexpr (kRefit) {
-    const RefitProducts products = MultiplyForRefit<kDim>(scratch, refit, lane);
-    problem.loss = RefitLevels<kDim>(products, refit, problem.loss, problem.levels);
+    RefitProducts products[kProblemsOfLane];
+    MultiplyForRefit(scratch, refit, open, token, lane, products);
+#pragma unroll
+    for (int i = 0; i < kProblemsOfLane; ++i) {
+      losses[i] = RefitLevels<kDim>(products[i], refit, losses[i], open.levels[i]);
+    }
   }
   // The least loss of the row's four ranges, the first of equals; a loss that is no number loses.
-  float least = problem.loss == problem.loss ? problem.loss : INFINITY;
-  int best = range;
+  const auto or_infinite = [](float x) { return x == x ? x : INFINITY; };
+  const bool takes_second = or_infinite(losses[1]) < or_infinite(losses[0]);
+  const RowLevels levels = takes_second ? open.levels[1] : open.levels[0];
+  const float least = or_infinite(takes_second ? losses[1] : losses[0]);
+  const float other = __shfl_xor_sync(kFullWarp, least, kRowsOfWarp);
+  const bool is_best = pair == 0 ? least <= other : least < other;
+  const int range = 2 * pair + (takes_second ? 1 : 0);
+  const int others_range = __shfl_xor_sync(kFullWarp, range, kRowsOfWarp);
+  const int best = is_best ? range : others_range;
 #pragma unroll
-  for (int step = 8; step < 32; step *= 2) {
-    const float other = __shfl_xor_sync(kFullWarp, least, step);
-    const int other_range = __shfl_xor_sync(kFullWarp, best, step);
-    if (other < least || (other == least && other_range < best)) {
-      least = other;
-      best = other_range;
-    }
+  for (int i = 0; i < kBlocks; i += 2) {
+    row_words[token * Tile::kWordStride + i + pair] =
+        *reinterpret_cast<const uint32_t*>(row + (i + pair) * 32 + best * 4);
   }
-  if (best == range) {
-    for (int i = 0; i < kDim / 16; ++i) {
-      row_words[token * Tile::kWordStride + i] = my_codes[i];
-    }
+  if (is_best) {
     meta[Int2HeadBlock::MetaIndex(static_cast<uint32_t>(token))] =
-        __floats2half2_rn(problem.levels.scale, problem.levels.min);
+        __floats2half2_rn(levels.scale, levels.min);
   }
-  return is_finite;
 }
 
 }  // namespace crumb::gpu

@@ -115,6 +115,37 @@ struct RowShare {
                      [](float a, float b) { return fmaxf(a, b); });
   }
 
+  // Of the whole row.
+  __device__ __forceinline__ float SumOfSquares() const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = __bfloat1622float2(pairs[i][j]);
+        sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+      }
+    }
+    return ReduceRow(sum, [](float a, float b) { return a + b; });
+  }
+
+  // (x - center) * factor of the share in fp16, to the row that it was loaded from.
+  __device__ __forceinline__ void StoreHalves(std::byte* row,
+                                              int part,
+                                              float factor,
+                                              float center) const {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      __half2 halves[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = __bfloat1622float2(pairs[i][j]);
+        halves[j] = __floats2half2_rn((x.x - center) * factor, (x.y - center) * factor);
+      }
+      memcpy(row + (part + 4 * i) * 16, halves, sizeof(halves));
+    }
+  }
+
   // How many of the lane's magnitudes are at least `bits`.
   __device__ __forceinline__ float CountInShare(int bits) const {
     const __nv_bfloat162 bound = PairOf(static_cast<uint32_t>(bits));

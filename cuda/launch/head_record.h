@@ -49,14 +49,15 @@ struct HeadRecord {
   constexpr size_t row_sums(bool is_value) const { return vectors() + vector(is_value, 3); }
   constexpr size_t scalars() const { return vectors() + 8 * vector_bytes(); }
   static constexpr size_t scalars_bytes() { return 64; }
-  // The feedback factor C in blocks of 16 x 16. [num_blocks, 16, 16] f32: those on the diagonal,
-  // each row divided by its diagonal element, so that it takes an error as it is; and on the
-  // diagonal the elements' inverses.
+  // The feedback factor C in fp16, each row divided by its diagonal element, so that it takes
+  // errors as they are; in blocks of 16 x 16. [num_blocks, 16, 16]: those on the diagonal, where
+  // the elements' inverses are, in a unit of their own (HeadScalars::loss_unit).
   constexpr size_t diagonal() const { return scalars() + scalars_bytes(); }
   constexpr size_t diagonal_bytes() const {
-    return is_aware ? size_t{num_blocks()} * kBlock * kBlock * sizeof(float) : 0;
+    return is_aware ? size_t{num_blocks()} * kDiagonalBytes : 0;
   }
-  // Those above it as tiles in bf16, two operands of m16n8k16 of 16 bytes a lane: by columns,
+  static constexpr size_t kDiagonalBytes = size_t{kBlock} * kBlock * 2;  // Of a block.
+  // The blocks above those, transposed, as operands A of m16n8k16 of 16 bytes a lane: by columns,
   // those of column block b are [b * (b - 1) / 2, + b).
   constexpr size_t feedback() const { return diagonal() + diagonal_bytes(); }
   static constexpr size_t feedback_tile(uint32_t row, uint32_t column) {
@@ -72,12 +73,14 @@ struct HeadRecord {
   constexpr size_t query_rotation(RotationPart part) const {
     return is_tilted ? tilted() + part * matrix_bytes() : rotation(false, part);
   }
-  // C^-1 in bf16, the tiles of a kRotateUpper: where x is a row, |x C^-1|^2 is x M x of its metric
-  // M.
+  // Rows are whitened by C^-1: the product of two is then that of the rows in their metric M. Here
+  // each column has a unit of its own, so that it meets errors as they are: the tiles of a
+  // kRotateUpper, in fp16. [3, dim] f32: these units, the row of ones and the mean query, whitened.
   constexpr size_t whitening() const { return tilted() + 2 * matrix_bytes(); }
-  // Whitened, the row of ones and the queries' mean: columns 0 and 1 of B, the others zero.
-  // [dim/16 steps][32 lanes] of 8 bytes.
-  constexpr size_t readers() const { return whitening() + matrix_bytes(); }
+  constexpr size_t whitened_vectors() const { return whitening() + matrix_bytes(); }
+  // Those two as rows 0 and 1 of A of m16n8k16 in fp16, to meet errors as they are, each in a unit
+  // of its own; rows 8..15 are left out. [dim/16 steps][32 lanes] of 8 bytes.
+  constexpr size_t readers() const { return whitened_vectors() + 3 * vector_bytes(); }
   constexpr size_t readers_bytes() const { return size_t{num_blocks()} * 256; }
 
   constexpr size_t bytes() const {
@@ -96,10 +99,14 @@ struct HeadRecord {
 struct HeadScalars {
   uint32_t clip_from_top[2];  // The clip threshold is the n-th largest magnitude; 0: no clip.
   float digit_unit[2];        // Of kUnrotateUpper and kUnrotateLower.
-  // Of oscar-int2-tilted: the metric's product of the row of ones with itself, and the sum of the
-  // queries' mean.
+  // With feedback: what the squares of errors times diagonal() are a loss in.
+  float loss_unit;
+  // Of oscar-int2-tilted: the row of ones times itself in the metric, the sum of the mean query,
+  // and the units of the two rows of readers().
   float ones_in_metric;
   float query_mean_sum;
+  float ones_unit;
+  float mean_unit;
 };
 static_assert(sizeof(HeadScalars) <= HeadRecord::scalars_bytes());
 
