@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perplexity and divergence over texts, teacher-forced, a cache against another."""
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from crumb._model import Handler, Model
+from crumb.evaluate.two_bit import rounded_attention
+
+# Rows of logits at a time: a vocabulary of 262,144 has 1 MB a row.
+_ROWS = 128
+
+
+@dataclass
+class Score:
+    """Of one cache, summed over scored positions."""
+    nll: float = 0.0
+    kl: float = 0.0  # From bfloat16's next-token distribution to this cache's, in nats.
+    agreed: int = 0  # Positions whose likeliest token is bfloat16's.
+    count: int = 0
+    seconds: float = 0.0  # Of the model's passes over texts, logits aside.
+    texts: list[float] = field(default_factory=list)  # Perplexity of each.
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll / self.count)
+
+    def as_dict(self, base: "Score") -> dict[str, Any]:
+        return {"perplexity": self.perplexity, "gap_percent": 100 * (self.perplexity / base.perplexity - 1),
+                "kl": self.kl / self.count, "top1_agreement": self.agreed / self.count, "num_predictions": self.count,
+                "seconds": round(self.seconds, 2), "texts": self.texts}
+
+
+def evaluate(model: Model, texts: Sequence[np.ndarray], caches: Mapping[str, Handler], *, scored_from: int = 1024,
+             quiet: bool = False) -> dict[str, Score]:
+    """Score each cache (a name and an attention handler) beside "bf16", which is always there and first.
+
+    Scored are the predictions of the positions `scored_from` and later of each text. ValueError: a text without
+    such a position.
+    """
+    for i, text in enumerate(texts):
+        if len(text) < scored_from + 2:
+            raise ValueError(f"text {i} has {len(text)} tokens and positions from {scored_from} on are scored, so at least "
+                             f"{scored_from + 2} are needed: give longer texts, or score from an earlier position")
+    handlers: dict[str, Handler] = {"bf16": rounded_attention, **caches}
+    scores = {name: Score() for name in handlers}
+    with tqdm(total=len(handlers) * sum(map(len, texts)), unit="tok", unit_scale=True, desc="evaluate",
+              disable=quiet) as bar:
+        for text in texts:
+            states = {}
+            for name, handler in handlers.items():
+                start = time.monotonic()
+                with model.attention(handler):
+                    states[name] = model.hidden(text)[scored_from:-1]
+                scores[name].seconds += time.monotonic() - start
+                bar.update(len(text))
+            _score(model, states, torch.as_tensor(text[scored_from + 1:]), scores)
+            bar.set_postfix_str(" ".join(f"{name} {score.perplexity:.3f}" for name, score in scores.items()))
+    return scores
+
+
+@torch.inference_mode()
+def _score(model: Model, states: dict[str, torch.Tensor], targets: torch.Tensor, scores: dict[str, Score]) -> None:
+    """Adds one text's predictions; states["bf16"] is what the others are held against."""
+    before = {name: (score.nll, score.count) for name, score in scores.items()}
+    for at in range(0, len(targets), _ROWS):
+        target = targets[at:at + _ROWS, None].to(model.device)
+        base = torch.log_softmax(model.logits(states["bf16"][at:at + _ROWS]), -1)
+        likeliest = base.argmax(-1)
+        for name, state in states.items():
+            log_p = base if name == "bf16" else torch.log_softmax(model.logits(state[at:at + _ROWS]), -1)
+            score = scores[name]
+            score.nll -= log_p.gather(-1, target).double().sum().item()
+            if name != "bf16":
+                score.kl += (base.exp() * (base - log_p)).sum(-1).double().sum().item()
+            score.agreed += int((log_p.argmax(-1) == likeliest).sum())
+            score.count += len(target)
+    for name, score in scores.items():
+        nll, count = before[name]
+        score.texts.append(math.exp((score.nll - nll) / (score.count - count)))
