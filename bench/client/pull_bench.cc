@@ -42,7 +42,7 @@ constexpr Geometry kGeometry{.num_layers = 36, .num_kv_heads = 8, .key_dim = 128
 constexpr int kRounds = 5;
 constexpr int kPullsARound = 5;
 constexpr uint32_t kMessageBytes = 1u << 20;
-constexpr uint32_t kWindow = 8;
+constexpr uint32_t kWindow = 16;  // PullSender::Options::window.
 constexpr uint32_t kPages = 128;
 constexpr size_t kPageBytes = kGeometry.PageBytes(PageEncoding::kInt2);
 constexpr size_t kPullBytes = kPages * kPageBytes;

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "proto/base/huge_page.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -47,7 +48,7 @@ absl::StatusOr<std::shared_ptr<MappedChunk>> MappedChunk::Map(
                      " is not sealed against shrinking, so reading it could fault; is another "
                      "program serving the memory socket?"));
   }
-  void* base = ::mmap(nullptr, layout.total_bytes(), PROT_READ, MAP_SHARED, chunk.memfd.get(), 0);
+  void* base = MapAtHugePage(chunk.memfd.get(), layout.total_bytes(), PROT_READ);
   if (base == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         absl::StrCat("chunk ", id.value(), ": cannot map ", layout.total_bytes(), " bytes: ",

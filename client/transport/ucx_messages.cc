@@ -48,7 +48,7 @@ class UcxWorker::Impl::Arrival final : public UcxMessage {
       return;
     }
     taken_ = true;
-    Transfer* transfer = worker_.Begin(peer_, std::move(done));
+    Transfer* transfer = worker_.Begin(peer_, std::move(done), /*is_offer=*/false);
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     param.user_data = transfer;
@@ -167,7 +167,7 @@ void UcxWorker::Impl::Send(UcxPeerId peer,
     return;
   }
   const ucp_ep_h endpoint = found->second.endpoint;
-  Transfer* transfer = Begin(peer, std::move(done));
+  Transfer* transfer = Begin(peer, std::move(done), how == UcxSend::kRendezvous);
   std::copy(header.begin(), header.end(), transfer->header.begin());
   ucp_request_param_t param{};
   param.op_attr_mask =
@@ -187,13 +187,15 @@ void UcxWorker::Impl::Send(UcxPeerId peer,
   }
 }
 
-UcxWorker::Impl::Transfer* UcxWorker::Impl::Begin(UcxPeerId peer, UcxDone done) {
+UcxWorker::Impl::Transfer* UcxWorker::Impl::Begin(UcxPeerId peer, UcxDone done, bool is_offer) {
   if (const auto found = peers_.find(peer); found != peers_.end()) {
     ++found->second.in_flight;
     found->second.moved_at = now_;
   }
   ++num_transfers_;
-  return new Transfer{this, peer, std::move(done), {}};
+  num_offers_ += is_offer ? 1u : 0u;
+  moved_at_ = now_;
+  return new Transfer{this, peer, std::move(done), is_offer, {}};
 }
 
 void UcxWorker::Impl::End(Transfer* transfer, ucs_status_t status) {
@@ -204,6 +206,8 @@ void UcxWorker::Impl::End(Transfer* transfer, ucs_status_t status) {
     found->second.moved_at = worker.now_;
   }
   --worker.num_transfers_;
+  worker.num_offers_ -= owned->is_offer ? 1u : 0u;
+  worker.moved_at_ = worker.now_;
   owned->done(UcxStatus(status, "transfer"));
 }
 

@@ -37,7 +37,7 @@ std::vector<PageEncoding> EncodingsOf(std::span<const PullEntry> entries) {
 
 // A message costs as much as copying so many bytes more.
 constexpr size_t kMinImageBytes = size_t{64} << 10;
-constexpr uint32_t kLayersAnOrderedOne = 16;
+constexpr uint32_t kLayersAnOrderedOne = 32;
 
 }  // namespace
 

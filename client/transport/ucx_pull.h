@@ -45,7 +45,7 @@ class UcxPull {
                                                          absl::Time deadline,
                                                          const Clock& clock);
 
-  // One layer in 16 comes ahead of the page images, or all layers come in their order where images
+  // One layer in 32 comes ahead of the page images, or all layers come in their order where images
   // are too short to be messages of their own.
   static uint32_t DefaultOrderedLayers(const Geometry& geometry,
                                        std::span<const PageEncoding> encodings);

@@ -26,6 +26,8 @@ namespace {
 // UCX 1.13.1 was once seen to sleep through an event, so no sleep is long while bytes are moving.
 constexpr int kBusySleepMs = 5;
 constexpr int kIdleSleepMs = 100;
+// A peer that has taken nothing for so long is not busy with our payloads: then events wake us.
+constexpr absl::Duration kMaxNapping = absl::Milliseconds(5);
 constexpr absl::Duration kTickInterval = absl::Milliseconds(1);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(3);
 // Rounds of progress before posted tasks get their turn.
@@ -137,7 +139,16 @@ void UcxWorker::Impl::CloseLost() {
   }
 }
 
+void UcxWorker::Impl::Nap() {
+  const absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(this, &Impl::HasTasks), options_.nap);
+}
+
 void UcxWorker::Impl::Sleep() {
+  if (options_.nap > absl::ZeroDuration() && num_offers_ > 0 && now_ - moved_at_ < kMaxNapping) {
+    Nap();
+    return;
+  }
   if (ucp_worker_arm(context_.worker()) != UCS_OK) {
     return;  // Something came in meanwhile.
   }

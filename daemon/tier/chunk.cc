@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 
 #include "proto/base/check.h"
+#include "proto/base/huge_page.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010  // Linux 5.1; absent from older C libraries.
@@ -40,34 +41,6 @@ absl::Status SystemError(absl::string_view call, size_t bytes) {
                                                    remedy));
 }
 
-// Maps the file where huge pages can back it: its start at the start of one. MAP_FAILED, with
-// errno.
-void* MapAligned(int fd, size_t bytes) {
-  const size_t reserved_bytes = bytes + kHugePageBytes;
-  void* reserved = ::mmap(nullptr, reserved_bytes, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) {
-    return MAP_FAILED;
-  }
-  auto* const begin = static_cast<std::byte*>(reserved);
-  const size_t skipped = -reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
-  void* memory =
-      ::mmap(begin + skipped, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-  if (memory == MAP_FAILED) {
-    ::munmap(reserved, reserved_bytes);
-    return MAP_FAILED;
-  }
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t end = (skipped + bytes + page - 1) / page * page;
-  if (skipped > 0) {
-    ::munmap(begin, skipped);
-  }
-  if (end < reserved_bytes) {
-    ::munmap(begin + end, reserved_bytes - end);
-  }
-  return memory;
-}
-
 // Every field but generation and heads is written while the generation is odd, so a plain copy is
 // all they need; these two are read while others may change them.
 uint64_t LoadAcquire(const uint64_t& field) {
@@ -89,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Chunk>> Chunk::Create(ChunkId id, const ChunkSpec
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return SystemError("ftruncate", bytes);
   }
-  void* memory = MapAligned(fd.get(), bytes);
+  void* memory = MapAtHugePage(fd.get(), bytes, PROT_READ | PROT_WRITE);
   if (memory == MAP_FAILED) {
     return SystemError("mmap", bytes);
   }

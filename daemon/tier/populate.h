@@ -14,9 +14,9 @@
 
 #include "absl/status/status.h"
 
-namespace crumb {
+#include "proto/base/huge_page.h"
 
-inline constexpr size_t kHugePageBytes = size_t{2} << 20;
+namespace crumb {
 
 // Memory of a memfd that nothing was ever written to.
 struct FreshMemory {

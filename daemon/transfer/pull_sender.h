@@ -42,7 +42,7 @@ class PullSender {
   struct Options {
     size_t num_chunks = 64;
     size_t chunk_bytes = size_t{1} << 20;
-    uint32_t window = 8;
+    uint32_t window = 16;
     uint32_t max_pulls_per_peer = 64;
   };
   // A message that is ready. Whoever gets it keeps `memory` until the payload is free, then

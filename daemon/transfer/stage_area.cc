@@ -8,15 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "proto/base/huge_page.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
-namespace {
-
-// What touching one byte may take.
-constexpr size_t kHugePageBytes = size_t{2} << 20;
-
-}  // namespace
 
 // How much of it is in use, and what is kept of regions that have ended. Thread-safe.
 class StageArea::Memory {

@@ -49,7 +49,9 @@ absl::StatusOr<std::unique_ptr<UcxServer>> UcxServer::Create(const UcxServerOpti
       PullSender::Create(options.pulls, [raw = server.get()](PullSender::Ready ready) {
         raw->SendChunk(std::move(ready));
       }));
-  CRUMB_ASSIGN_OR_RETURN(server->worker_, UcxWorker::Create(options.ucx, *server, clock));
+  UcxOptions ucx = options.ucx;
+  ucx.nap = options.nap;
+  CRUMB_ASSIGN_OR_RETURN(server->worker_, UcxWorker::Create(ucx, *server, clock));
   absl::StatusOr<uint16_t> port;
   CRUMB_RETURN_IF_ERROR(server->worker_->Call([&] {
     port = server->worker_->Listen(options.host, options.port);

@@ -55,7 +55,8 @@ const Flags kDefaults = {
     {"quarantine_ms", "0"},
     {"capacity_mb", "256"},
     {"stall_ms", "10000"},
-    {"window", "8"},
+    {"nap_us", "200"},
+    {"window", "16"},
     {"chunk_bytes", "1048576"},
     {"num_chunks", "64"},
     {"hello_timeout_ms", "10000"},
@@ -90,6 +91,7 @@ class Daemon {
     UcxServerOptions options;
     options.ucx.transports = flags_["transports"];
     options.ucx.stall_timeout = absl::Milliseconds(Number("stall_ms"));
+    options.nap = absl::Microseconds(Number("nap_us"));
     options.ucx.log = [](std::string_view text) { std::cerr << text << "\n"; };
     options.pulls.window = Number("window");
     options.pulls.chunk_bytes = Number("chunk_bytes");

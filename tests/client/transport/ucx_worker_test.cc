@@ -188,6 +188,34 @@ TEST_P(UcxWorkerTest, HeadersAndPayloadsOfAllSizesArriveAsSent) {
   }
 }
 
+TEST_P(UcxWorkerTest, ANappingSenderRunsTasksAtOnceAndItsTransfersEnd) {
+  options_.nap = 10 * kSoon;  // So that only tasks end it.
+  Recorder handler;
+  auto sender = UcxWorker::Create(options_, handler);
+  ASSERT_TRUE(sender.ok()) << sender.status();
+  const std::vector<std::byte> payload = Pattern(1 << 20);
+  std::atomic<int> ended{0};
+  ASSERT_TRUE((*sender)
+                  ->Call([&] {
+                    const auto peer = (*sender)->Connect("127.0.0.1", port_);
+                    for (int i = 0; peer.ok() && i < 8; ++i) {
+                      (*sender)->Send(*peer, AsBytes("piece"), payload, UcxSend::kRendezvous,
+                                      [&](const absl::Status& status) { ended += status.ok(); });
+                    }
+                    return peer.status();
+                  })
+                  .ok());
+  const absl::Time end = Clock::System().Now() + kSoon;
+  while (ended < 8 && Clock::System().Now() < end) {
+    ASSERT_TRUE((*sender)->Call([] { return absl::OkStatus(); }).ok());
+  }
+  EXPECT_EQ(ended, 8);
+  ASSERT_TRUE(server_handler_.WaitReceived(8));
+  for (const auto& received : server_handler_.received()) {
+    EXPECT_EQ(received->payload, payload);
+  }
+}
+
 TEST_P(UcxWorkerTest, AnswersGoBackToWhoAsked) {
   const UcxPeerId peer = Connect(port_);
   ASSERT_TRUE(Send(peer, "ask", {}, UcxSend::kCopy).ok());

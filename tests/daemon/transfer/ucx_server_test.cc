@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The UCX data plane end to end, the daemon in another process, by tcp alone and with cma: what is
-// served is right, and what must not be served is refused.
-#include "daemon/transfer/ucx_server.h"
-
+// served is right. ucx_refusals_test.cc has what must not be served.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
@@ -23,77 +21,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
-#include "client/transport/ucx_transport.h"
 #include "proto/base/crc32c.h"
-#include "tests/support/transfer_pages.h"
-#include "tests/support/transfer_process.h"
+#include "tests/daemon/transfer/ucx_server_fixture.h"
 
 namespace crumb::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr Geometry kGeometry{.num_layers = 5, .num_kv_heads = 3, .key_dim = 64, .value_dim = 64};
-constexpr uint32_t kSinkPages = 1;
-constexpr uint32_t kPages = 12;
-
-absl::Time Soon() {
-  return Clock::System().Now() + absl::Seconds(20);  // Longer than a loaded machine needs.
-}
-
-class UcxServerTest : public ::testing::TestWithParam<const char*> {
- protected:
-  UcxServerTest() : profile_(MakeTransferProfile(kGeometry, kSinkPages)) {
-    options_.ordered_layers = 2;  // Then images, however short they are.
-  }
-
-  // Starts a daemon with a published prefix of kPages pages, and connects.
-  void Start(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {absl::StrCat("transports=", GetParam()), "layers=5",
-                                          "heads=3", "dim=64", "sink_pages=1"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    daemon_ = std::make_unique<TransferProcess>(arguments);
-    daemon_->Ask(absl::StrCat("publish 1 ", kPages));
-    session_ = daemon_->OpenSession(profile_);
-    options_.ucx.transports = GetParam();
-    options_.chunk_bytes = 10000;  // Cuts through head blocks, in layers and in images.
-    transport_ = Connect(session_);
-  }
-  std::unique_ptr<PageTransport> Connect(const SessionInfo& session) {
-    auto transport = ConnectUcxWithOptions(options_, session, Soon());
-    EXPECT_TRUE(transport.ok()) << transport.status();
-    return transport.ok() ? *std::move(transport) : nullptr;
-  }
-  absl::Status Pull(const LeasedPrefix& prefix, size_t* wrong_blocks = nullptr) {
-    const auto source = transport_->Open(prefix, Soon());
-    if (!source.ok()) {
-      return source.status();
-    }
-    const absl::Status status = (*source)->Validate();
-    if (status.ok() && wrong_blocks != nullptr) {
-      *wrong_blocks = CountWrongBlocks(**source, session_, prefix, 1);
-    }
-    return status;
-  }
-  // The daemon counts and lets go of things on its own thread, a moment after its client is
-  // content.
-  void ExpectSoon(uint64_t TransferProcess::Stats::*count, uint64_t expected) {
-    const absl::Time end = Soon();
-    uint64_t value = daemon_->GetStats().*count;
-    while (value != expected && Clock::System().Now() < end) {
-      value = daemon_->GetStats().*count;
-    }
-    EXPECT_EQ(value, expected);
-  }
-  void ExpectNothingHeld() { ExpectSoon(&TransferProcess::Stats::held_pages, 0); }
-  void ExpectNothingStaged() { ExpectSoon(&TransferProcess::Stats::staging_bytes, 0); }
-
-  const std::shared_ptr<const Profile> profile_;
-  std::unique_ptr<TransferProcess> daemon_;
-  SessionInfo session_;
-  UcxTransportOptions options_;
-  std::unique_ptr<PageTransport> transport_;
-};
 
 TEST_P(UcxServerTest, HoweverTheStreamIsLaidOutTheBlocksAreThePublishedOnes) {
   Start();
@@ -239,129 +173,6 @@ TEST_P(UcxServerTest, AbandonedPullsLeaveTheConnectionUsable) {
     ASSERT_TRUE(transport_->Open(prefix, Soon()).ok());  // Dropped at once.
   }
   EXPECT_TRUE(Pull(prefix).ok());
-}
-
-TEST_P(UcxServerTest, AWrongSecretAndAForeignSessionAreRefused) {
-  Start();
-  SessionInfo wrong = session_;
-  wrong.secret[3] ^= 1;
-  absl::Status status = ConnectUcxWithOptions(options_, wrong, Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
-  wrong = session_;
-  wrong.id = SessionId(987654);
-  status = ConnectUcxWithOptions(options_, wrong, Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  ExpectSoon(&TransferProcess::Stats::refused, 2);
-
-  // Another session's lease.
-  const SessionInfo other = daemon_->OpenSession(profile_);
-  status = Pull(daemon_->Lookup(other, 1, kPages));
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("lease"));
-}
-
-TEST_P(UcxServerTest, AnotherGenerationAndAPageBeyondTheLeaseAreRefused) {
-  Start();
-  LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
-  prefix.pages[3].int2.generation = Generation(prefix.pages[3].int2.generation.value() + 2);
-  absl::Status status = Pull(prefix);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("page 3 is of generation"));
-
-  prefix = daemon_->Lookup(session_, 1, kPages);
-  prefix.pages.push_back(prefix.pages.back());
-  status = Pull(prefix);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-
-  prefix = daemon_->Lookup(session_, 1, kPages);
-  prefix.pages[5].bf16 = prefix.pages[5].int2;
-  status = Pull(prefix);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-}
-
-TEST_P(UcxServerTest, AnotherGeometryOrNamespaceIsRefused) {
-  Start();
-  SessionInfo other = session_;
-  Geometry geometry = kGeometry;
-  geometry.num_layers = 6;
-  other.profile = MakeTransferProfile(geometry, kSinkPages);
-  transport_ = Connect(other);
-  LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
-  absl::Status status = Pull(prefix);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-
-  transport_ = Connect(session_);
-  prefix.namespace_id.bytes[0] ^= 1;
-  status = Pull(prefix);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("namespace"));
-}
-
-TEST_P(UcxServerTest, AReleasedAndAnExpiredLeaseAreRefused) {
-  Start({"lease_ms=200"});
-  LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
-  daemon_->Ask(absl::StrCat("release ", session_.id.value(), " ", prefix.lease.value()));
-  EXPECT_EQ(Pull(prefix).code(), absl::StatusCode::kFailedPrecondition);
-
-  prefix = daemon_->Lookup(session_, 1, kPages);
-  ExpectNothingHeld();  // Ends when the lease does.
-  EXPECT_EQ(Pull(prefix).code(), absl::StatusCode::kFailedPrecondition);
-}
-
-TEST_P(UcxServerTest, TheEndOfASessionEndsItsConnection) {
-  Start();
-  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
-  ASSERT_TRUE(Pull(prefix).ok());
-  daemon_->Ask(absl::StrCat("end ", session_.id.value()));
-  ExpectSoon(&TransferProcess::Stats::peers, 0);
-  const absl::Time end = Soon();
-  // A new connection of the same session is turned away with the reason. The old one may not have
-  // noticed its end yet.
-  absl::Status status = Pull(prefix);
-  while (status.code() == absl::StatusCode::kUnavailable && Clock::System().Now() < end) {
-    status = Pull(prefix);
-  }
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  ExpectNothingHeld();
-}
-
-TEST_P(UcxServerTest, OneFlippedBitIsDataLoss) {
-  Start();
-  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
-  daemon_->Ask("corrupt 1 7");
-  const absl::Status status = Pull(prefix);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("page at token 448, KV head 1"));
-}
-
-TEST_P(UcxServerTest, AnotherVersionOfUcxIsNamedBeforeConnecting) {
-  Start();
-  SessionInfo session = session_;
-  session.ucx_version = "1.22.0";
-  absl::Status status = ConnectUcxWithOptions(options_, session, Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("daemon runs UCX 1.22.0"));
-  session.ucx_host.clear();
-  status = ConnectUcx(session, Soon()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-}
-
-TEST_P(UcxServerTest, APeerThatSaysNoHelloIsClosed) {
-  Start({"hello_timeout_ms=300"});
-  class Silent final : public UcxWorker::Handler {
-   public:
-    bool OnPeer(UcxPeerId) override { return false; }
-    void OnMessage(UcxPeerId, UcxMessage&) override {}
-    void OnLost(UcxPeerId, const absl::Status&) override { lost_.Notify(); }
-    void OnTick(absl::Time) override {}
-    absl::Notification lost_;
-  } silent;
-  auto worker = UcxWorker::Create(options_.ucx, silent);
-  ASSERT_TRUE(worker.ok());
-  ASSERT_TRUE((*worker)
-                  ->Call([&] { return (*worker)->Connect("127.0.0.1", daemon_->port()).status(); })
-                  .ok());
-  EXPECT_TRUE(silent.lost_.WaitForNotificationWithTimeout(absl::Seconds(20)));
 }
 
 TEST_P(UcxServerTest, PublishedBytesReachStagingInOrderOverSeveralCalls) {
