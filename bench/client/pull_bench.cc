@@ -9,6 +9,8 @@
 // Two limits. "Same size": messages as large as the whole pull, one at a time, whose memory has
 // been written to (written_memory.cc says why), as pages have. "Hot": ucx_perftest as it is, one
 // buffer of a page's size that is sent again and again from the cache, as many under way as ours.
+// By cma a third: what one process_vm_readv after the other reaches of as much cold memory, and of
+// a hot page (foreign_memory.h).
 //
 // Pulls and ucx_perftest take turns, and what counts is the median of the rounds' ratios: a
 // neighbour's load then hits both. ucx_perftest runs once spinning, its default, and once sleeping
@@ -23,12 +25,14 @@
 #include <ctime>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 
+#include "bench/client/foreign_memory.h"
 #include "bench/support/figure.h"
 #include "client/transport/ucx_transport.h"
 #include "proto/base/check.h"
@@ -52,6 +56,10 @@ struct Case {
   const char* transports;
   bool scattered;
 };
+
+bool UsesCma(const Case& of) {
+  return std::string_view(of.transports).starts_with("cma");
+}
 
 double Median(std::vector<double> values) {
   CRUMB_CHECK(!values.empty(), "something was measured");
@@ -152,6 +160,8 @@ struct Rounds {
   std::vector<double> verified;
   std::vector<double> same_size;
   std::vector<double> hot;
+  std::vector<double> readv_cold;  // By cma only.
+  std::vector<double> readv_hot;
   std::vector<double> first_layer;  // Its share of the time until all had landed.
   double cpu_seconds = 0;           // Of both ends.
 };
@@ -160,6 +170,7 @@ void RunRound(const Case& of,
               testing::TransferProcess& daemon,
               PageTransport& transport,
               const LeasedPrefix& prefix,
+              ForeignMemory& foreign,
               Rounds& rounds) {
   rounds.same_size.push_back(MeasurePerftest(of.transports, kSameSize));
   std::vector<double> landed;
@@ -174,6 +185,10 @@ void RunRound(const Case& of,
   }
   rounds.cpu_seconds += daemon.CpuSeconds() + ProcessSeconds() - before;
   rounds.hot.push_back(MeasurePerftest(of.transports, kHot));
+  if (UsesCma(of)) {
+    rounds.readv_cold.push_back(foreign.ReadCold());
+    rounds.readv_hot.push_back(foreign.ReadHot(kPageBytes));
+  }
   rounds.landed.push_back(Median(landed));
   rounds.verified.push_back(Median(verified));
 }
@@ -215,7 +230,7 @@ void RegisterRatio(const std::string& name,
   Register(name, figure);
 }
 
-void Measure(const Case& of) {
+void Measure(const Case& of, ForeignMemory& foreign) {
   testing::TransferProcess daemon({absl::StrCat("transports=", of.transports), "layers=36",
                                    "heads=8", "dim=128", "sink_pages=0", "capacity_mb=1024",
                                    absl::StrCat("window=", kWindow),
@@ -234,7 +249,7 @@ void Measure(const Case& of) {
   PullOnce(**transport, prefix);  // Touches the memory.
   for (int round = 0; round < kRounds; ++round) {
     daemon.Ask(absl::StrCat("renew ", session.id.value(), " ", prefix.lease.value()));
-    RunRound(of, daemon, **transport, prefix, rounds);
+    RunRound(of, daemon, **transport, prefix, foreign, rounds);
   }
   const std::string name = absl::StrCat("UcxPull/", of.name);
   constexpr const char* kSameSizeName =
@@ -245,6 +260,12 @@ void Measure(const Case& of) {
                 0);
   RegisterRatio(absl::StrCat(name, "/beside_hot"), rounds.landed, rounds.hot,
                 "ucx_perftest of a page's size, sending one buffer from the cache", 0);
+  if (UsesCma(of)) {
+    RegisterRatio(absl::StrCat(name, "/beside_readv"), rounds.landed, rounds.readv_cold,
+                  "process_vm_readv of as much memory, none of it in the cache", 0);
+    absl::PrintF("%-32s process_vm_readv of a page from the cache: %.2f GB/s\n", name,
+                 Median(rounds.readv_hot));
+  }
   absl::PrintF("%-32s layer 0 after %.0f %% of landing, both ends %.2f CPU s/GB\n", name,
                100 * Median(rounds.first_layer),
                rounds.cpu_seconds * 1e9 / (kRounds * kPullsARound * double{kPullBytes}));
@@ -262,13 +283,14 @@ void Measure(const Case& of) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
+  crumb::bench::ForeignMemory foreign(crumb::bench::kPullBytes);
   for (const crumb::bench::Case& of : {
            crumb::bench::Case{"cma/contiguous", "cma,tcp", false},
            crumb::bench::Case{"cma/scattered", "cma,tcp", true},
            crumb::bench::Case{"tcp/contiguous", "tcp", false},
            crumb::bench::Case{"tcp/scattered", "tcp", true},
        }) {
-    crumb::bench::Measure(of);
+    crumb::bench::Measure(of, foreign);
   }
   benchmark::RunSpecifiedBenchmarks();
   return 0;
