@@ -105,6 +105,7 @@ void AddWindows(const PyWindows& windows, size_t heads, Problem* problem) {
   }
 }
 
+// NOLINTNEXTLINE(readability-function-size): Python passes them by name.
 void AttendAll(nb::handle py_profile,
                const Input& queries,
                const Input& pages,

@@ -77,8 +77,8 @@ std::pair<PyProfile, std::vector<std::string>> Fit(const Statistics& statistics,
       .windows = {.sink_tokens = sink_tokens, .recent_tokens = recent_tokens}};
   const nb::gil_scoped_release unlocked;
   FittedProfile fitted = ValueOrThrow(FitProfile(statistics, options));
-  return {{ValueOrThrow(Profile::Parse(ValueOrThrow(Profile::Serialize(fitted.parts))))},
-          std::move(fitted.warnings)};
+  PyProfile profile{ValueOrThrow(Profile::Parse(ValueOrThrow(Profile::Serialize(fitted.parts))))};
+  return std::make_pair(std::move(profile), std::move(fitted.warnings));
 }
 
 PyProfile Load(const std::filesystem::path& path) {

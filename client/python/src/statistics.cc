@@ -32,6 +32,7 @@ std::span<const float> Floats(const Rows& rows) {
   return {rows.data(), rows.size()};
 }
 
+// NOLINTNEXTLINE(readability-function-size): Python passes them by name.
 void Construct(StatisticsCollector* self,
                std::string model,
                uint32_t num_layers,

@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from crumb import _native
+from crumb._files import write_atomically
 from crumb._model import Attention, Call, Model
 from crumb.profile import Statistics
 
@@ -131,18 +132,9 @@ class _Progress:
     def save(self, statistics: Statistics) -> None:
         # The note never changes within a run, so each file may be replaced by itself.
         if not self._note.exists():
-            _write(self._note, json.dumps({"run": self._run}))
+            write_atomically(self._note, json.dumps({"run": self._run}))
         statistics.write(os.fspath(self._statistics))
 
     def remove(self) -> None:
         self._statistics.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

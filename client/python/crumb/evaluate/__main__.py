@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from crumb import _commandline as commandline
+from crumb._files import write_atomically
 
 
 def _caches(options: argparse.Namespace, model: Any) -> dict[str, Any]:
@@ -37,12 +38,15 @@ def _run(options: argparse.Namespace) -> int:
     texts = _texts.read(options.text, tokenizer=tokenizer, vocabulary=model.vocabulary, text_tokens=options.text_tokens,
                         least_tokens=options.scored_from + 2, key=options.key, default_key=options.default_key)
     texts = texts[:options.texts] if options.texts else texts
-    scores = evaluate(model, texts, caches, scored_from=options.scored_from)
     report: dict[str, Any] = {
-        "model": model.name, "num_texts": len(texts), "scored_from": options.scored_from,
-        "caches": {name: score.as_dict(scores["bf16"]) for name, score in scores.items()},
+        "model": model.name, "scored_from": options.scored_from,
         "profiles": {name: {"id": cache.profile.id, "sink": cache.sink, "recent": cache.recent}
                      for name, cache in caches.items()}}
+
+    def write(scores: dict[str, Any]) -> None:
+        report["caches"] = {name: score.as_dict(scores["bf16"]) for name, score in scores.items()}
+        _write(options.json, report)
+    evaluate(model, texts, caches, scored_from=options.scored_from, after_text=write)
     _print_scores(report["caches"])
     if options.passkey and tokenizer is None:
         print("passkey: not asked, there is no tokenizer beside the model")
@@ -51,10 +55,14 @@ def _run(options: argparse.Namespace) -> int:
         report["passkey"] = {name: [{"depth": d.depth, "found": d.found, "tries": d.tries} for d in depths]
                              for name, depths in found.items()}
         _print_passkey(options.passkey, found)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
+        _write(options.json, report)
     return 0
+
+
+def _write(path: str | None, report: dict[str, Any]) -> None:
+    """Whole or not at all, after each text: what hours have measured is not lost by the next minute."""
+    if path is not None:
+        write_atomically(path, json.dumps(report, indent=1) + "\n")
 
 
 def _print_scores(caches: dict[str, Any]) -> None:
@@ -88,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
                         help="score predictions from here on, where there is history (%(default)s)")
     parser.add_argument("--passkey", type=int, default=0, metavar="TOKENS",
                         help="also hide a number in prompts of this many tokens and ask for it (0: do not)")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures here")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures here, after each text")
     parser.set_defaults(run=_run)
     return commandline.run(parser, arguments)
 

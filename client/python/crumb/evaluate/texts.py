@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -39,11 +39,11 @@ class Score:
 
 
 def evaluate(model: Model, texts: Sequence[np.ndarray], caches: Mapping[str, Handler], *, scored_from: int = 1024,
-             quiet: bool = False) -> dict[str, Score]:
+             quiet: bool = False, after_text: Callable[[dict[str, Score]], None] | None = None) -> dict[str, Score]:
     """Score each cache (a name and an attention handler) beside "bf16", which is always there and first.
 
-    Scored are the predictions of the positions `scored_from` and later of each text. ValueError: a text without
-    such a position.
+    Scored are the predictions of the positions `scored_from` and later of each text. `after_text` is shown the
+    scores so far when a text is done. ValueError: a text without such a position.
     """
     for i, text in enumerate(texts):
         if len(text) < scored_from + 2:
@@ -63,6 +63,8 @@ def evaluate(model: Model, texts: Sequence[np.ndarray], caches: Mapping[str, Han
                 bar.update(len(text))
             _score(model, states, torch.as_tensor(text[scored_from + 1:]), scores)
             bar.set_postfix_str(" ".join(f"{name} {score.perplexity:.3f}" for name, score in scores.items()))
+            if after_text is not None:
+                after_text(scores)
     return scores
 
 
