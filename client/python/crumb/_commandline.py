@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def load_model(options: argparse.Namespace) -> "Model":
 def run(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     """Parse and run; errors of the user's input and of the system are a line on stderr and status 1."""
     options = parser.parse_args(arguments)
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         return int(options.run(options))
     except (ValueError, OSError, ImportError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 from typing import Any, Sequence
 
 import numpy as np
@@ -19,10 +20,11 @@ def read(paths: Sequence[str], *, tokenizer: Any, vocabulary: int, text_tokens: 
         other), and anything else is UTF-8 text for `tokenizer`, which is cut into texts; each begins with
         the tokenizer's first token where it has one. A last part of fewer than `least_tokens` is dropped.
 
-    ValueError names the file: text that gives no text of `least_tokens`, an id beyond the vocabulary, no
-    tokenizer for UTF-8 text, a limit below one text.
+    Files that give no text of `least_tokens` are left out with a warning. ValueError names the file: none gives
+    one, an id beyond the vocabulary, no tokenizer for UTF-8 text, a limit below one text.
     """
     texts: list[np.ndarray] = []
+    short: list[str] = []
     left = limit if limit is not None else np.iinfo(np.int64).max
     if left < least_tokens:
         raise ValueError(f"{left} tokens are asked for; a text needs at least {least_tokens}, "
@@ -42,9 +44,13 @@ def read(paths: Sequence[str], *, tokenizer: Any, vocabulary: int, text_tokens: 
             left -= len(text)
             kept += 1
         if kept == 0:
-            longest = max(map(len, found), default=0)
-            raise ValueError(f"{path}: the longest text has {longest} tokens; at least {least_tokens} are needed, more "
-                             "than the windows that stay in bfloat16: give a longer file, or join several")
+            short.append(f"{path}: the longest text has {max(map(len, found), default=0)} tokens")
+    if not texts:
+        raise ValueError(f"{short[0]}; at least {least_tokens} are needed, more than the windows that stay in "
+                         "bfloat16: give a longer file, or join several")
+    if short:
+        warnings.warn(f"{len(short)} of {len(paths)} files are left out, they are shorter than {least_tokens} tokens; "
+                      f"the first is {short[0]}", stacklevel=2)
     return texts
 
 
@@ -58,6 +64,8 @@ def _check(path: pathlib.Path, text: np.ndarray, vocabulary: int) -> None:
 def _of_file(path: pathlib.Path, tokenizer: Any, text_tokens: int, left: int, key: str | None,
              default_key: str | None) -> list[np.ndarray]:
     if path.suffix == ".u32":
+        if path.stat().st_size % 4:
+            raise ValueError(f"{path}: {path.stat().st_size} bytes are no whole number of ids of 4 bytes")
         return _cut(np.fromfile(path, dtype="<u4").astype(np.int64), text_tokens, None)
     if path.suffix == ".npy":
         return _rows(path, np.load(path, allow_pickle=False), text_tokens)

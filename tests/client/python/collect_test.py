@@ -12,6 +12,7 @@ import torch
 import transformers
 
 import models
+from crumb import _texts
 from crumb import profile as profiles
 from crumb._model import Model
 from crumb.calibrate import collect
@@ -167,3 +168,12 @@ def test_texts_that_cannot_be_used_are_refused_by_file(llama, tmp_path, capsys, 
     assert main(["collect", "--model", str(llama), "--text", str(path), "--out", str(out)]) == 1
     error = capsys.readouterr().err
     assert str(path) in error and message in error and not out.exists()
+
+
+def test_files_that_are_too_short_are_left_out_beside_others(tmp_path):
+    for name, ids in (("short.u32", np.arange(50)), ("long.u32", np.arange(300) % 96)):
+        ids.astype("<u4").tofile(tmp_path / name)
+    with pytest.warns(UserWarning, match="1 of 2 files are left out, they are shorter than 257 tokens.*short.u32"):
+        texts = _texts.read([str(tmp_path / "short.u32"), str(tmp_path / "long.u32")], tokenizer=None, vocabulary=96,
+                            text_tokens=4096, least_tokens=257)
+    assert [len(text) for text in texts] == [300]

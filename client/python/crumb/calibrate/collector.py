@@ -100,7 +100,7 @@ def _run_id(model: Model, texts: Sequence[np.ndarray]) -> str:
     digest = hashlib.sha256(repr((model.path, model.attention_of)).encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little"))
-        digest.update(np.ascontiguousarray(text, dtype="<i8"))
+        digest.update(np.ascontiguousarray(text, dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
