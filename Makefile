@@ -42,7 +42,7 @@ test: build ## Build, then run the unit, model and end-to-end tests
 demo: build model ## Three engines share one system prompt at two bits; writes build/demo.json
 	@deploy/demo/demo.py --bin build/$(PRESET)/bin --model $(MODEL) --profile $(PROFILE) --out build/demo.json
 
-accuracy: build model ## Perplexity of BF16 and both codecs (ACCURACY_TEXTS=8: all); writes build/accuracy.json
+accuracy: build model ## Perplexity of BF16 and each codec (ACCURACY_TEXTS=8: all); writes build/accuracy.json
 	@bench/accuracy/run_accuracy.py --bin build/$(PRESET)/bin --model $(MODEL) --profile $(PROFILE) \
 	  $(ACCURACY_TOKENS:%=--tokens %) --texts $(ACCURACY_TEXTS) --out build/accuracy.json
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Perplexity of the demo's model through the example engine with the real codec: everything in BF16,
-the recipe as published, the codec of the shipped profile, and oscar-int2-tilted. Writes build/accuracy.json.
+the recipe as published, oscar-int2-aware, and the shipped profile (oscar-int2-tilted). Writes build/accuracy.json.
 
     run_accuracy.py --bin DIR --model GGUF --profile FILE --tokens NPZ --out JSON [--texts 1]
 
@@ -80,8 +80,8 @@ def main():
         unpack(options, "eval", folder / "eval.u32")
         print(f"Scoring text{'s' if options.texts > 1 else ''} 0..{options.texts - 1} of {ALL_TEXTS}")
         published = fit(options, folder, "published", "--codec", "oscar-int2", "--rotation", "per-layer")
-        tilted = fit(options, folder, "tilted", "--codec", "oscar-int2-tilted")
-        profiles = zip(REFERENCES, (None, published, options.profile, tilted))
+        aware = fit(options, folder, "aware", "--codec", "oscar-int2-aware")
+        profiles = zip(REFERENCES, (None, published, aware, options.profile))
         for label, profile in profiles:
             run = {"name": label, **perplexity(options, folder / "eval.u32", profile)}
             reference, allowed = REFERENCES[label]

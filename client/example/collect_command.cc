@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <vector>
-
-#include "absl/strings/str_cat.h"
 
 #include "client/example/commands.h"
 #include "client/example/gguf_file.h"
@@ -14,6 +11,7 @@
 #include "client/example/progress.h"
 #include "client/example/token_file.h"
 #include "crumb/cuda/statistics.h"
+#include "proto/base/file.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb::example {
@@ -35,14 +33,6 @@ class CollectingObserver : public AttentionObserver {
  private:
   StatisticsCollector& collector_;
 };
-
-absl::Status WriteFile(const std::string& path, std::span<const std::byte> bytes) {
-  std::ofstream file(path, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(bytes.data()),
-             static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  return file ? absl::OkStatus() : absl::UnknownError(absl::StrCat("cannot write ", path));
-}
 
 }  // namespace
 
@@ -76,7 +66,7 @@ absl::Status Collect(const CollectCommand& command) {
   }
   CRUMB_ASSIGN_OR_RETURN(const Statistics statistics, collector.Finish());
   CRUMB_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, Statistics::Serialize(statistics));
-  CRUMB_RETURN_IF_ERROR(WriteFile(command.out, bytes));
+  CRUMB_RETURN_IF_ERROR(WriteFileAtomically(command.out, bytes));
   std::cout << "Statistics of " << num_texts << " texts of " << command.text_tokens
             << " tokens: " << command.out << std::endl;
   return absl::OkStatus();

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 
 #include "cuda/calibrate/checks.h"
+#include "cuda/calibrate/choices.h"
 
 namespace crumb::calibrate {
 namespace {
@@ -137,6 +138,31 @@ void DiagonalRow(std::ostream& out,
                       spreads[spreads.size() / 2], spreads.back()));
 }
 
+// "default 64, Hadamard alone 11".
+std::string Counts(const std::vector<std::string>& recipes,
+                   const std::vector<HeadChoice>& heads,
+                   RecipeErrors HeadChoice::*member) {
+  std::string text;
+  for (size_t recipe = 0; recipe < recipes.size(); ++recipe) {
+    const auto count = std::ranges::count_if(
+        heads, [&](const HeadChoice& head) { return (head.*member).chosen == recipe; });
+    if (count > 0) {
+      absl::StrAppend(&text, text.empty() ? "" : ", ", recipes[recipe], " ", count);
+    }
+  }
+  return text;
+}
+
+void DescribeChoices(const Profile& profile, std::ostream& out) {
+  const auto choices = ParseChoices(profile.choices());
+  if (!choices.ok()) {
+    Row(out, "recipes", std::string(choices.status().message()));
+  } else if (!choices->heads.empty()) {
+    Row(out, "key recipes", Counts(choices->key_recipes, choices->heads, &HeadChoice::keys));
+    Row(out, "value recipes", Counts(choices->value_recipes, choices->heads, &HeadChoice::values));
+  }
+}
+
 }  // namespace
 
 void Describe(const Profile& profile, std::ostream& out) {
@@ -169,6 +195,7 @@ void Describe(const Profile& profile, std::ostream& out) {
       profile.codec() == CodecId::kOscarInt2 ? ClipText(profile, &HeadParameters::key_clip)
                                              : "searched for each row");
   Row(out, "value clip", ClipText(profile, &HeadParameters::value_clip));
+  DescribeChoices(profile, out);
   Row(out, "page",
       absl::StrFormat("%d tokens: %d bytes at two bits (%.2f bits an element), %d in BF16",
                       kPageTokens, int2_bytes, static_cast<double>(int2_bytes) * 8 / elements,
@@ -182,6 +209,11 @@ void Describe(const Statistics& statistics, std::ostream& out) {
   Row(out, "query heads", absl::StrCat(statistics.num_query_heads));
   Row(out, "texts", absl::StrCat(statistics.num_texts));
   Row(out, "tokens", absl::StrCat(statistics.num_tokens));
+  const Reservoir& rows = statistics.reservoir;
+  Row(out, "rows kept",
+      rows.empty() ? "none"
+                   : absl::StrCat(rows.key_tokens.size(), " keys with values, ",
+                                  rows.query_tokens.size(), " queries a KV head"));
   out << "spectra, the median head (the least to the most):\n";
   SpectrumRow(out, "  queries", statistics.query_moment, statistics.geometry.key_dim);
   SpectrumRow(out, "  keys", statistics.key_moment, statistics.geometry.key_dim);

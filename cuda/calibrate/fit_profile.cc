@@ -3,22 +3,28 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "cuda/calibrate/choose_heads.h"
+#include "cuda/calibrate/head_fit.h"
 #include "cuda/calibrate/rotation.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
 namespace {
 
+using calibrate::BlockOf;
 using calibrate::DoubleMatrix;
-using calibrate::FloatMatrix;
 
 // Fewer tokens than this for each channel of a head deserve a warning: a covariance of d channels
 // has about d^2 / 2 numbers. The figures of docs/design/codec.md come from 128 and more.
 constexpr size_t kTokensADim = 16;
+// With fewer tokens than channels, moments are singular, and what they call nothing may be
+// anything.
+constexpr double kFewTokensDamping = 0.1;
 
 template <typename... Parts>
 absl::Status Refuse(const Parts&... parts) {
@@ -44,14 +50,17 @@ absl::Status CheckOptions(const Geometry& geometry, const FitOptions& options) {
         "oscar-int2-tilted scales the keys of each KV head by their own scatter, so heads "
         "cannot share a key rotation; ask for per-head or hadamard");
   }
+  for (const auto& [name, margin] :
+       {std::pair("key_choice_margin", options.key_choice_margin),
+        std::pair("value_choice_margin", options.value_choice_margin)}) {
+    if (!(margin >= 0 && margin < 1)) {
+      return Refuse(name, " is ", margin, "; it must be at least 0 and below 1");
+    }
+  }
   if (!(options.damping > 0 && options.damping <= 1)) {
     return Refuse("damping is ", options.damping, "; it must be above 0 and at most 1");
   }
   return absl::OkStatus();
-}
-
-std::span<const double> Block(const std::vector<double>& all, size_t block, size_t size) {
-  return std::span(all).subspan(block * size, size);
 }
 
 void Append(const std::vector<float>& from, std::vector<float>* to) {
@@ -65,7 +74,7 @@ DoubleMatrix LayerMean(const std::vector<double>& moments,
                        size_t dim) {
   DoubleMatrix mean(dim * dim);
   for (size_t head = 0; head < geometry.num_kv_heads; ++head) {
-    const auto moment = Block(moments, size_t{layer} * geometry.num_kv_heads + head, dim * dim);
+    const auto moment = BlockOf(moments, size_t{layer} * geometry.num_kv_heads + head, dim * dim);
     for (size_t i = 0; i < mean.size(); ++i) {
       mean[i] += moment[i] / geometry.num_kv_heads;
     }
@@ -96,7 +105,7 @@ absl::StatusOr<std::vector<float>> Rotations(const char* of,
           kind == RotationKind::kPerLayer
               ? calibrate::OscarRotation(LayerMean(moments, geometry, layer, dim), dim)
               : calibrate::OscarRotation(
-                    Block(moments, size_t{layer} * num_heads + head, dim * dim), dim);
+                    BlockOf(moments, size_t{layer} * num_heads + head, dim * dim), dim);
       CRUMB_RETURN_IF_ERROR(AtHead(rotation.status(), of, layer, head));
       Append(calibrate::ToFloat(*rotation), &rotations);
     }
@@ -104,145 +113,106 @@ absl::StatusOr<std::vector<float>> Rotations(const char* of,
   return rotations;
 }
 
-double Trace(std::span<const double> matrix, size_t dim) {
-  double trace = 0;
-  for (size_t i = 0; i < dim; ++i) {
-    trace += matrix[i * dim + i];
-  }
-  return trace;
-}
-
-FloatMatrix Identity(size_t dim) {
-  FloatMatrix identity(dim * dim);
-  for (size_t i = 0; i < dim; ++i) {
-    identity[i * dim + i] = 1;
-  }
-  return identity;
-}
-
-// The covariance of a head's keys as they are stored: about their mean if they are shifted by it.
-DoubleMatrix ScatterOf(const Statistics& statistics, size_t block, bool shift_keys) {
-  const size_t dim = statistics.geometry.key_dim;
-  const auto moment = Block(statistics.key_moment, block, dim * dim);
-  const auto mean = std::span(statistics.key_mean).subspan(block * dim, dim);
-  DoubleMatrix scatter(moment.begin(), moment.end());
-  for (size_t i = 0; shift_keys && i < dim; ++i) {
-    for (size_t j = 0; j < dim; ++j) {
-      scatter[i * dim + j] -= mean[i] * mean[j];
-    }
-  }
-  return scatter;
-}
-
-// row * matrix, in float.
-FloatMatrix RowTimes(std::span<const double> row, const DoubleMatrix& matrix) {
-  FloatMatrix product;
-  for (size_t column = 0; column < row.size(); ++column) {
-    double sum = 0;
-    for (size_t i = 0; i < row.size(); ++i) {
-      sum += row[i] * matrix[i * row.size() + column];
-    }
-    product.push_back(static_cast<float>(sum));
-  }
-  return product;
-}
-
-// The keys' and the queries' transforms of oscar-int2-tilted, and the mean query in theirs.
-absl::Status AddScaledRotations(const Statistics& statistics,
-                                const FitOptions& options,
-                                FittedProfile* fitted) {
+// The metric under the keys' rotation, as the feedback factor.
+absl::Status AddFeedback(const Statistics& statistics, double damping, FittedProfile* fitted) {
   const Geometry& geometry = statistics.geometry;
   const size_t dim = geometry.key_dim;
-  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
-    for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
-      const size_t block = size_t{layer} * geometry.num_kv_heads + head;
-      DoubleMatrix scatter = ScatterOf(statistics, block, options.shift_keys);
-      if (!(Trace(scatter, dim) > 0)) {
-        fitted->warnings.push_back(absl::StrCat("layer ", layer, ", KV head ", head,
-                                                ": all keys were alike, so they are not scaled"));
-        const FloatMatrix identity = Identity(dim);
-        scatter.assign(identity.begin(), identity.end());
-      }
-      const auto scaled = calibrate::ScaleAndRotate(
-          scatter, Block(statistics.query_moment, block, dim * dim), dim,
-          /*hadamard_alone=*/options.key_rotation == RotationKind::kHadamard);
-      CRUMB_RETURN_IF_ERROR(AtHead(scaled.status(), "the scaled key rotation", layer, head));
-      Append(calibrate::ToFloat(scaled->keys), &fitted->parts.key_rotation);
-      Append(calibrate::ToFloat(scaled->queries), &fitted->parts.query_rotation);
-      Append(RowTimes(std::span(statistics.query_mean).subspan(block * dim, dim), scaled->queries),
-             &fitted->parts.query_mean);
+  const std::vector<float>& rotations = fitted->parts.key_rotation;
+  const bool per_head = rotations.size() == geometry.NumHeadBlocks() * dim * dim;
+  for (uint32_t block = 0; block < geometry.NumHeadBlocks(); ++block) {
+    const uint32_t layer = block / geometry.num_kv_heads;
+    const uint32_t head = block % geometry.num_kv_heads;
+    const auto feedback = calibrate::FitFeedback(
+        BlockOf(statistics.query_moment, block, dim * dim),
+        std::span(rotations).subspan((per_head ? block : layer) * dim * dim, dim * dim), dim,
+        damping);
+    CRUMB_RETURN_IF_ERROR(AtHead(feedback.status(), "the feedback factor", layer, head));
+    if (feedback->is_silent) {
+      fitted->warnings.push_back(
+          absl::StrCat("layer ", layer, ", KV head ", head,
+                       ": all queries were zero, so every error of its keys counts alike"));
     }
+    Append(feedback->factor, &fitted->parts.key_feedback);
   }
   return absl::OkStatus();
 }
 
-// The metric under the queries' rotation, as the feedback factor and, for oscar-int2-tilted,
-// itself.
-absl::Status AddFeedback(const Statistics& statistics, double damping, FittedProfile* fitted) {
-  const Geometry& geometry = statistics.geometry;
-  const size_t dim = geometry.key_dim;
-  const bool is_tilted = fitted->parts.codec == CodecId::kOscarInt2Tilted;
-  const std::vector<float>& rotations =
-      is_tilted ? fitted->parts.query_rotation : fitted->parts.key_rotation;
-  const bool per_head = rotations.size() == geometry.NumHeadBlocks() * dim * dim;
-  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
-    for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
-      const size_t block = size_t{layer} * geometry.num_kv_heads + head;
-      const auto moment = Block(statistics.query_moment, block, dim * dim);
-      if (!(Trace(moment, dim) > 0)) {
-        fitted->warnings.push_back(
-            absl::StrCat("layer ", layer, ", KV head ", head,
-                         ": all queries were zero, so every error of its keys counts alike"));
-        Append(Identity(dim), &fitted->parts.key_feedback);
-        if (is_tilted) {
-          Append(Identity(dim), &fitted->parts.key_metric);
-        }
-        continue;
-      }
-      const auto rotation =
-          std::span(rotations).subspan((per_head ? block : layer) * dim * dim, dim * dim);
-      const auto factor = calibrate::FeedbackFactor(moment, rotation, dim, damping);
-      CRUMB_RETURN_IF_ERROR(AtHead(factor.status(), "the feedback factor", layer, head));
-      Append(calibrate::ToFloat(*factor), &fitted->parts.key_feedback);
-      if (is_tilted) {
-        Append(calibrate::ToFloat(calibrate::RotatedMetric(moment, rotation, dim, damping)),
-               &fitted->parts.key_metric);
-      }
-    }
+// What few tokens mean, or nothing. Below one a channel the damping grows.
+std::string DistrustFewTokens(const Statistics& statistics, FitOptions* options) {
+  const uint64_t tokens = statistics.num_tokens;
+  const uint64_t dim = std::max(statistics.geometry.key_dim, statistics.geometry.value_dim);
+  if (tokens >= dim * kTokensADim) {
+    return {};
   }
+  std::string warning = absl::StrCat("the statistics are of ", tokens, " tokens; below ",
+                                     kTokensADim, " a channel of a head (", dim * kTokensADim,
+                                     ") the covariances are more noise than model");
+  if (tokens < dim) {
+    options->damping = std::max(options->damping, kFewTokensDamping);
+    absl::StrAppend(&warning, ", and with fewer than its ", dim,
+                    " channels there are directions that no token had: damping is ",
+                    options->damping,
+                    ", and the profile is little better than a Hadamard matrix. Collect more text");
+  }
+  return warning;
+}
+
+// All that oscar-int2-tilted needs of each head, but for values that heads or layers share.
+absl::Status AddTilted(const Statistics& statistics,
+                       const FitOptions& options,
+                       FittedProfile* fitted) {
+  CRUMB_ASSIGN_OR_RETURN(const calibrate::ChosenHeads chosen,
+                         calibrate::ChooseHeads(statistics, options));
+  ProfileParts& parts = fitted->parts;
+  for (size_t block = 0; block < chosen.heads.size(); ++block) {
+    const calibrate::FittedHead& head = chosen.heads[block];
+    for (const std::string& warning : head.keys.warnings) {
+      fitted->warnings.push_back(
+          absl::StrCat("layer ", block / statistics.geometry.num_kv_heads, ", KV head ",
+                       block % statistics.geometry.num_kv_heads, ": ", warning));
+    }
+    Append(head.keys.rotation, &parts.key_rotation);
+    Append(head.keys.query_rotation, &parts.query_rotation);
+    Append(head.keys.feedback, &parts.key_feedback);
+    Append(head.keys.metric, &parts.key_metric);
+    Append(head.keys.query_mean, &parts.query_mean);
+    Append(head.value_rotation, &parts.value_rotation);
+    if (options.shift_keys) {
+      Append(head.keys.mean, &parts.key_mean);
+    }
+    parts.value_clip.push_back(head.value_clip);
+  }
+  parts.choices = calibrate::ChoicesText(chosen.choices);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& options) {
+absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& wished) {
   const Geometry& geometry = statistics.geometry;
-  CRUMB_RETURN_IF_ERROR(CheckOptions(geometry, options));
-  const bool is_aware = options.codec != CodecId::kOscarInt2;
+  CRUMB_RETURN_IF_ERROR(CheckOptions(geometry, wished));
   FittedProfile fitted;
-  const size_t largest_dim = std::max(geometry.key_dim, geometry.value_dim);
-  if (statistics.num_tokens < largest_dim * kTokensADim) {
-    fitted.warnings.push_back(absl::StrCat("the statistics are of ", statistics.num_tokens,
-                                           " tokens; below ", kTokensADim, " a channel of a head (",
-                                           largest_dim * kTokensADim,
-                                           ") the covariances are more noise than model"));
+  FitOptions options = wished;
+  if (std::string warning = DistrustFewTokens(statistics, &options); !warning.empty()) {
+    fitted.warnings.push_back(std::move(warning));
   }
+  const bool is_aware = options.codec != CodecId::kOscarInt2;
   ProfileParts& parts = fitted.parts;
   parts.model = statistics.model;
   parts.geometry = geometry;
   parts.codec = options.codec;
   parts.windows = options.windows;
+  parts.key_clip.assign(geometry.NumHeadBlocks(), is_aware ? 0.0F : options.key_clip);
   if (options.codec == CodecId::kOscarInt2Tilted) {
-    CRUMB_RETURN_IF_ERROR(AddScaledRotations(statistics, options, &fitted));
-  } else {
-    CRUMB_ASSIGN_OR_RETURN(parts.key_rotation,
-                           Rotations("the key rotation", options.key_rotation,
-                                     statistics.query_moment, geometry, geometry.key_dim));
+    CRUMB_RETURN_IF_ERROR(AddTilted(statistics, options, &fitted));
+    return fitted;
   }
+  CRUMB_ASSIGN_OR_RETURN(parts.key_rotation,
+                         Rotations("the key rotation", options.key_rotation,
+                                   statistics.query_moment, geometry, geometry.key_dim));
   CRUMB_ASSIGN_OR_RETURN(parts.value_rotation,
                          Rotations("the value rotation", options.value_rotation,
                                    statistics.value_covariance, geometry, geometry.value_dim));
-  parts.key_clip.assign(geometry.NumHeadBlocks(), is_aware ? 0.0F : options.key_clip);
   parts.value_clip.assign(geometry.NumHeadBlocks(), options.value_clip);
   if (is_aware) {
     if (options.shift_keys) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "cuda/calibrate/head_fit.h"
 #include "cuda/calibrate/rotation.h"
 #include "proto/base/status_macros.h"
 
@@ -141,15 +142,6 @@ void Append(const FloatMatrix& from, std::vector<float>* to) {
   to->insert(to->end(), from.begin(), from.end());
 }
 
-// What a head without any query gets: every error counts alike.
-FloatMatrix Identity(size_t dim) {
-  FloatMatrix identity(dim * dim);
-  for (size_t i = 0; i < dim; ++i) {
-    identity[i * dim + i] = 1;
-  }
-  return identity;
-}
-
 absl::Status AddFeedback(const Statistics& statistics, double damping, ImportedProfile* imported) {
   ProfileParts& parts = imported->parts;
   const Geometry& geometry = parts.geometry;
@@ -160,19 +152,17 @@ absl::Status AddFeedback(const Statistics& statistics, double damping, ImportedP
     const std::string where =
         absl::StrCat("layer ", layer, ", KV head ", block % geometry.num_kv_heads, ": ");
     const auto moment = std::span(statistics.query_moment).subspan(block * matrix, matrix);
-    if (std::ranges::all_of(moment, [](double x) { return x == 0; })) {
-      imported->warnings.push_back(
-          absl::StrCat(where, "all queries were zero, so every error of its keys counts alike"));
-      Append(Identity(geometry.key_dim), &parts.key_feedback);
-      continue;
-    }
     const auto rotation =
         std::span(parts.key_rotation).subspan((is_per_head ? block : layer) * matrix, matrix);
-    const auto factor = FeedbackFactor(moment, rotation, geometry.key_dim, damping);
-    if (!factor.ok()) {
-      return Refuse(where, factor.status().message());
+    const auto feedback = FitFeedback(moment, rotation, geometry.key_dim, damping);
+    if (!feedback.ok()) {
+      return Refuse(where, feedback.status().message());
     }
-    Append(ToFloat(*factor), &parts.key_feedback);
+    if (feedback->is_silent) {
+      imported->warnings.push_back(
+          absl::StrCat(where, "all queries were zero, so every error of its keys counts alike"));
+    }
+    Append(feedback->factor, &parts.key_feedback);
   }
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@ constexpr char kAbout[] =
 constexpr char kFitExamples[] =
     "Examples:\n"
     "  crumb-calibrate fit stats.safetensors --out profile.safetensors\n"
-    "      the default: attention-aware rounding, one rotation a KV head\n"
+    "      the default: oscar-int2-tilted, one rotation a KV head\n"
     "  crumb-calibrate fit stats.safetensors --out published.safetensors \\\n"
     "      --codec oscar-int2 --rotation per-layer\n"
     "      the recipe as published (arXiv 2605.17757)\n"
@@ -108,9 +108,9 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
       ->type_name("FILE");
   AddChoice<CodecId>(
       fit, "--codec",
-      "How keys are rounded: oscar-int2-aware (default), with error feedback and a "
-      "search for each row's range; oscar-int2-tilted, scaled and refitted for the queries that "
-      "attend to a row as well; or oscar-int2, to nearest",
+      "How keys are rounded: oscar-int2-tilted (default), scaled, with error feedback, and each "
+      "row's range searched and refitted for the queries that attend to it; oscar-int2-aware, "
+      "with feedback and the search alone; or oscar-int2, to nearest",
       {{"oscar-int2", CodecId::kOscarInt2},
        {"oscar-int2-aware", CodecId::kOscarInt2Aware},
        {"oscar-int2-tilted", CodecId::kOscarInt2Tilted}},
@@ -136,6 +136,15 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
       ->capture_default_str();
   fit->add_flag("--shift,!--no-shift", options.shift_keys,
                 "Subtract each head's mean key (default); not under oscar-int2");
+  fit->add_flag(
+      "--choose,!--no-choose", options.choose,
+      "Give a head another recipe where attention on the statistics' rows loses less by it "
+      "(default); oscar-int2-tilted only");
+  fit->add_option("--key-margin", options.key_choice_margin,
+                  "By what share its keys must lose less for that, on either half of the rows")
+      ->capture_default_str();
+  fit->add_option("--value-margin", options.value_choice_margin, "The same of values")
+      ->capture_default_str();
   fit->add_option("--damping", options.damping,
                   "Trust in the metric: what is added to its diagonal, in units of its mean")
       ->capture_default_str();

@@ -75,7 +75,7 @@ absl::StatusOr<DoubleMatrix> OscarRotation(std::span<const double> covariance, s
 absl::StatusOr<ScaledRotation> ScaleAndRotate(std::span<const double> scatter,
                                               std::span<const double> metric,
                                               size_t dim,
-                                              bool hadamard_alone) {
+                                              const ScaleOptions& options) {
   Matrix damped = View(scatter, dim);
   damped = (damped + damped.transpose().eval()) / 2;
   const double mean = damped.diagonal().mean();
@@ -100,11 +100,13 @@ absl::StatusOr<ScaledRotation> ScaleAndRotate(std::span<const double> scatter,
   Matrix seen = queries * View(metric, dim) * queries;
   seen = (seen + seen.transpose().eval()) / 2;
   DoubleMatrix rotation = Hadamard(dim);
-  if (!hadamard_alone) {
-    CRUMB_ASSIGN_OR_RETURN(rotation, OscarRotation(Flat(seen), dim));
+  if (!options.hadamard_alone) {
+    CRUMB_ASSIGN_OR_RETURN(rotation, options.guide.empty() ? OscarRotation(Flat(seen), dim)
+                                                           : OscarRotation(options.guide, dim));
   }
   return ScaledRotation{.keys = Flat(keys * View(rotation, dim)),
-                        .queries = Flat(queries * View(rotation, dim))};
+                        .queries = Flat(queries * View(rotation, dim)),
+                        .metric = Flat(seen)};
 }
 
 DoubleMatrix RotatedMetric(std::span<const double> moment,

@@ -30,6 +30,12 @@ absl::StatusOr<DoubleMatrix> OscarRotation(std::span<const double> covariance, s
 struct ScaledRotation {
   DoubleMatrix keys;
   DoubleMatrix queries;
+  DoubleMatrix metric;  // As scaled rows see it, before the rotation.
+};
+
+struct ScaleOptions {
+  bool hadamard_alone = false;
+  std::span<const double> guide = {};  // What U are the eigenvectors of, instead of the metric.
 };
 
 // keys = s S^(-1/4) R, with S the keys' `scatter` (their covariance) damped by kScatterDamping of
@@ -41,7 +47,7 @@ inline constexpr double kScatterDamping = 0.03;
 absl::StatusOr<ScaledRotation> ScaleAndRotate(std::span<const double> scatter,
                                               std::span<const double> metric,
                                               size_t dim,
-                                              bool hadamard_alone);
+                                              const ScaleOptions& options);
 
 // R^T M R + damping mean(diag) I, symmetric to the bit.
 DoubleMatrix RotatedMetric(std::span<const double> moment,

@@ -65,6 +65,9 @@ MetadataMap MetadataOf(const ProfileParts& parts) {
       {profile_file::kSinkTokensKey, absl::StrCat(parts.windows.sink_tokens)},
       {profile_file::kRecentTokensKey, absl::StrCat(parts.windows.recent_tokens)},
   };
+  if (!parts.choices.empty()) {
+    metadata[profile_file::kChoicesKey] = parts.choices;
+  }
   AddGeometry(parts.geometry, &metadata);
   return metadata;
 }

@@ -17,6 +17,7 @@ inline constexpr char kCodecKey[] = "codec";
 inline constexpr char kPageTokensKey[] = "page_tokens";
 inline constexpr char kSinkTokensKey[] = "sink_tokens";
 inline constexpr char kRecentTokensKey[] = "recent_tokens";
+inline constexpr char kChoicesKey[] = "choices";
 
 inline constexpr char kKeyRotation[] = "key_rotation";
 inline constexpr char kQueryRotation[] = "query_rotation";

@@ -169,6 +169,10 @@ absl::Status ProfileParser::ReadMetadata() {
   }
   profile_->codec_ = *known;
   CRUMB_ASSIGN_OR_RETURN(profile_->model_, metadata.Model());
+  const auto choices = contents_.metadata.find(profile_file::kChoicesKey);
+  if (choices != contents_.metadata.end()) {
+    profile_->choices_ = choices->second;
+  }
   CRUMB_ASSIGN_OR_RETURN(profile_->geometry_, metadata.ReadGeometry());
   return ReadWindows(metadata);
 }

@@ -12,6 +12,7 @@
 
 #include "crumb/cuda/fit_profile.h"
 #include "cuda/calibrate/report/gaussian.h"
+#include "cuda/calibrate/reservoir_probe.h"
 #include "cuda/calibrate/rotation.h"
 #include "proto/base/status_macros.h"
 
@@ -86,7 +87,7 @@ absl::StatusOr<std::vector<Recipe>> Recipes(const Statistics& statistics,
        {.codec = CodecId::kOscarInt2Aware}},
       {"oscar-int2-tilted",
        "keys scaled too, and refitted for the queries that attend to them",
-       {.codec = CodecId::kOscarInt2Tilted}},
+       {.codec = CodecId::kOscarInt2Tilted, .choose = false}},
   };
   for (const Fitted& fit : fits) {
     const auto fitted = FitProfile(statistics, fit.options);
@@ -117,30 +118,42 @@ void AddSpectrum(const std::vector<double>& eigenvalues,
   }
 }
 
-// The rows of one head, and its share of the spectra.
-AttentionSample DrawHead(const Statistics& statistics,
-                         size_t block,
-                         const ReportOptions& options,
-                         ReportFigures* figures) {
+struct HeadGaussians {
+  Gaussian queries;
+  Gaussian keys;
+  Gaussian values;
+};
+
+// The moments of one head, whose share of the spectra is added.
+HeadGaussians DrawSpectra(const Statistics& statistics, size_t block, ReportFigures* figures) {
   const size_t dk = statistics.geometry.key_dim;
   const size_t dv = statistics.geometry.value_dim;
   const size_t layer = block / statistics.geometry.num_kv_heads;
   const auto heads = static_cast<double>(statistics.geometry.num_kv_heads);
-  const Gaussian queries(Block(statistics.query_moment, block, dk * dk),
-                         Block(statistics.query_mean, block, dk), dk);
-  const Gaussian keys(Block(statistics.key_moment, block, dk * dk),
-                      Block(statistics.key_mean, block, dk), dk);
-  const Gaussian values(Block(statistics.value_covariance, block, dv * dv), {}, dv);
+  HeadGaussians head{
+      .queries = Gaussian(Block(statistics.query_moment, block, dk * dk),
+                          Block(statistics.query_mean, block, dk), dk),
+      .keys = Gaussian(Block(statistics.key_moment, block, dk * dk),
+                       Block(statistics.key_mean, block, dk), dk),
+      .values = Gaussian(Block(statistics.value_covariance, block, dv * dv), {}, dv)};
   const Gaussian metric(Block(statistics.query_moment, block, dk * dk), {}, dk);
   AddSpectrum(metric.eigenvalues(), layer, heads, &figures->query_spectra);
-  AddSpectrum(keys.eigenvalues(), layer, heads, &figures->key_spectra);
-  AddSpectrum(values.eigenvalues(), layer, heads, &figures->value_spectra);
+  AddSpectrum(head.keys.eigenvalues(), layer, heads, &figures->key_spectra);
+  AddSpectrum(head.values.eigenvalues(), layer, heads, &figures->value_spectra);
+  return head;
+}
+
+AttentionSample DrawHead(const Statistics& statistics,
+                         size_t block,
+                         const ReportOptions& options,
+                         ReportFigures* figures) {
+  const HeadGaussians head = DrawSpectra(statistics, block, figures);
   const size_t num_keys = size_t{options.num_pages} * kPageTokens;
-  return {.key_dim = dk,
-          .value_dim = dv,
-          .queries = queries.Draw(options.num_queries, 3 * block),
-          .keys = keys.Draw(num_keys, 3 * block + 1),
-          .values = values.Draw(num_keys, 3 * block + 2)};
+  return {.key_dim = statistics.geometry.key_dim,
+          .value_dim = statistics.geometry.value_dim,
+          .queries = head.queries.Draw(options.num_queries, 3 * block),
+          .keys = head.keys.Draw(num_keys, 3 * block + 1),
+          .values = head.values.Draw(num_keys, 3 * block + 2)};
 }
 
 void AddToMean(const AttentionError& error, double share, AttentionError* mean) {
@@ -163,6 +176,61 @@ std::vector<MemoryFigures> Memory(const Geometry& geometry, const Windows& windo
                                      static_cast<double>(length - exact) * int2});
   }
   return memory;
+}
+
+// The windows that are tried beside the profile's, without their errors.
+std::vector<WindowFigures> OtherWindows(const Geometry& geometry) {
+  const double bf16 = static_cast<double>(geometry.PageBytes(PageEncoding::kBf16)) / kPageTokens;
+  const double int2 = static_cast<double>(geometry.PageBytes(PageEncoding::kInt2)) / kPageTokens;
+  std::vector<WindowFigures> windows;
+  for (const uint32_t sink : {64U, 128U, 256U}) {
+    for (const uint32_t recent : {64U, 128U, 256U, 512U, 1024U}) {
+      const double exact = sink + recent;
+      windows.push_back(
+          {.windows = {.sink_tokens = sink, .recent_tokens = recent},
+           .error = 0,
+           .crumb_bytes = exact * bf16 + (static_cast<double>(kWindowTokens) - exact) * int2});
+    }
+  }
+  return windows;
+}
+
+// The errors of one head under each recipe, and what other windows would make of the last, which is
+// the profile's own.
+absl::StatusOr<std::vector<AttentionError>> MeasureRows(const Statistics& statistics,
+                                                        size_t block,
+                                                        const std::vector<Recipe>& recipes,
+                                                        ReportFigures* figures) {
+  DrawSpectra(statistics, block, figures);
+  const ReservoirProbe probe(statistics, block);
+  const auto layer = static_cast<uint32_t>(block / statistics.geometry.num_kv_heads);
+  const auto kv_head = static_cast<uint32_t>(block % statistics.geometry.num_kv_heads);
+  const double share = 1 / static_cast<double>(statistics.geometry.NumHeadBlocks());
+  std::vector<AttentionError> errors;
+  StoredRows stored;
+  for (const Recipe& recipe : recipes) {
+    CRUMB_ASSIGN_OR_RETURN(stored, probe.Store(recipe.profile->head(layer, kv_head)));
+    errors.push_back(probe.Measure(stored, figures->windows).typical);
+  }
+  for (WindowFigures& other : figures->window_ablation) {
+    other.error += share * probe.Measure(stored, other.windows).bounded_output;
+  }
+  return errors;
+}
+
+absl::StatusOr<std::vector<AttentionError>> MeasureDrawn(AttentionSample sample,
+                                                         size_t block,
+                                                         const std::vector<Recipe>& recipes) {
+  const AttentionProbe probe(std::move(sample));
+  std::vector<AttentionError> errors;
+  for (const Recipe& recipe : recipes) {
+    const uint32_t heads = recipe.profile->geometry().num_kv_heads;
+    CRUMB_ASSIGN_OR_RETURN(const AttentionError error, probe.Measure(recipe.profile->head(
+                                                           static_cast<uint32_t>(block / heads),
+                                                           static_cast<uint32_t>(block % heads))));
+    errors.push_back(error);
+  }
+  return errors;
 }
 
 absl::Status CheckInputs(const Statistics& statistics,
@@ -215,8 +283,16 @@ absl::StatusOr<ReportFigures> ComputeFigures(const Statistics& statistics,
   figures.num_query_heads = statistics.num_query_heads;
   figures.num_texts = statistics.num_texts;
   figures.num_tokens = statistics.num_tokens;
-  figures.drawn_keys = size_t{options.num_pages} * kPageTokens;
-  figures.drawn_queries = options.num_queries;
+  const Reservoir& rows = statistics.reservoir;
+  figures.is_from_rows = !rows.empty();
+  figures.num_keys =
+      rows.empty() ? size_t{options.num_pages} * kPageTokens : rows.key_tokens.size();
+  figures.num_queries = rows.empty() ? options.num_queries : rows.query_tokens.size();
+  if (auto choices = ParseChoices(profile.choices()); choices.ok()) {
+    figures.choices = *std::move(choices);
+  } else {
+    figures.warnings.push_back(std::string(choices.status().message()));
+  }
   figures.memory = Memory(geometry, profile.windows());
   if (statistics.model != profile.model()) {
     figures.warnings.push_back(absl::StrCat("the statistics are of '", statistics.model,
@@ -229,14 +305,18 @@ absl::StatusOr<ReportFigures> ComputeFigures(const Statistics& statistics,
     figures.recipes.push_back(
         {.name = recipe.name, .about = recipe.about, .heads = {}, .mean = {}});
   }
+  if (figures.is_from_rows) {
+    figures.window_ablation = OtherWindows(geometry);
+  }
   const double share = 1 / static_cast<double>(geometry.NumHeadBlocks());
   for (size_t block = 0; block < geometry.NumHeadBlocks(); ++block) {
-    const AttentionProbe probe(DrawHead(statistics, block, options, &figures));
+    CRUMB_ASSIGN_OR_RETURN(
+        const std::vector<AttentionError> errors,
+        figures.is_from_rows
+            ? MeasureRows(statistics, block, recipes, &figures)
+            : MeasureDrawn(DrawHead(statistics, block, options, &figures), block, recipes));
     for (size_t i = 0; i < recipes.size(); ++i) {
-      const auto layer = static_cast<uint32_t>(block / geometry.num_kv_heads);
-      const auto kv_head = static_cast<uint32_t>(block % geometry.num_kv_heads);
-      CRUMB_ASSIGN_OR_RETURN(const AttentionError error,
-                             probe.Measure(recipes[i].profile->head(layer, kv_head)));
+      const AttentionError& error = errors[i];
       figures.recipes[i].heads.push_back(error);
       AddToMean(error, share, &figures.recipes[i].mean);
     }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The numbers of a report: what a profile is expected to cost, head by head, beside the recipes
-// that it could have been. Predicted from statistics alone; no model is run.
+// that it could have been. From statistics alone; no model is run.
 //
-// Statistics hold no rows, so rows are drawn from Gaussians of each head's mean and second moment
-// (values: of the weighted covariance, mean zero), and go through the real codec. Drawn queries and
-// keys know nothing of each other or of their positions, where those of a text do, and drawn values
-// have no common part, so errors are larger than on text. Compare recipes and heads by these
-// numbers, and measure perplexity before you trust one.
+// Errors are measured on the rows of the statistics' reservoir (see reservoir_probe.h), sink and
+// recent window exact; a head's number is the geometric mean over its queries. Statistics without
+// rows have them drawn from Gaussians of each head's mean and second moment (values: of the
+// weighted covariance, mean zero): drawn queries and keys know nothing of each other or of their
+// positions, where those of a text do, and drawn values have no common part, so errors are larger
+// than on text. Either way, compare recipes and heads by these numbers, and measure perplexity
+// before you trust one.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +21,8 @@
 
 #include "crumb/cuda/profile.h"
 #include "crumb/cuda/statistics.h"
-#include "cuda/calibrate/report/attention_error.h"
+#include "cuda/calibrate/attention_error.h"
+#include "cuda/calibrate/choices.h"
 
 namespace crumb::calibrate {
 
@@ -36,6 +39,14 @@ struct MemoryFigures {
   double crumb_bytes = 0;   // Sink and recent window in BF16, all else at two bits.
 };
 
+// What this profile loses with other windows; all other things equal.
+struct WindowFigures {
+  Windows windows;
+  double error = 0;        // Of attention's output, mean over all heads; from rows alone.
+  double crumb_bytes = 0;  // Of a sequence of kWindowTokens.
+};
+inline constexpr uint64_t kWindowTokens = 32'768;
+
 struct ReportFigures {
   std::string model;
   std::string profile_id;
@@ -45,14 +56,17 @@ struct ReportFigures {
   uint32_t num_query_heads = 0;
   uint64_t num_texts = 0;
   uint64_t num_tokens = 0;
-  size_t drawn_keys = 0;  // A head.
-  size_t drawn_queries = 0;
+  bool is_from_rows = false;  // Else rows were drawn.
+  size_t num_keys = 0;        // A head.
+  size_t num_queries = 0;
   std::vector<RecipeFigures> recipes;
   // [L, dim]: eigenvalues, descending, mean over the heads.
   std::vector<std::vector<double>> query_spectra;  // E[q q^T]: what an error of a key costs.
   std::vector<std::vector<double>> key_spectra;    // The keys' covariance.
   std::vector<std::vector<double>> value_spectra;  // The weighted covariance of values.
   std::vector<MemoryFigures> memory;
+  std::vector<WindowFigures> window_ablation;  // Empty unless from rows; sinks by turns, ascending.
+  Choices choices;                             // Of the profile; no heads: it does not say.
   std::vector<std::string> warnings;
 };
 

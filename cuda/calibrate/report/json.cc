@@ -49,13 +49,18 @@ std::string ReportJson(const ReportFigures& figures) {
        {{"sink_tokens", figures.windows.sink_tokens},
         {"recent_tokens", figures.windows.recent_tokens}}},
       {"statistics", {{"texts", figures.num_texts}, {"tokens", figures.num_tokens}}},
-      {"drawn", {{"keys", figures.drawn_keys}, {"queries", figures.drawn_queries}}},
+      {"rows",
+       {{"are_drawn", !figures.is_from_rows},
+        {"keys", figures.num_keys},
+        {"queries", figures.num_queries}}},
       {"recipes", Json::array()},
       {"spectra",
        {{"query_moment", figures.query_spectra},
         {"key_covariance", figures.key_spectra},
         {"value_covariance", figures.value_spectra}}},
       {"memory", Json::array()},
+      {"window_ablation", Json::array()},
+      {"choices", Json::parse(ChoicesText(figures.choices), nullptr, false)},
       {"verdict", Verdict(figures)},
       {"warnings", figures.warnings},
   };
@@ -66,6 +71,16 @@ std::string ReportJson(const ReportFigures& figures) {
     report["memory"].push_back({{"tokens", memory.num_tokens},
                                 {"bf16_bytes", memory.bf16_bytes},
                                 {"crumb_bytes", memory.crumb_bytes}});
+  }
+  if (figures.choices.heads.empty()) {
+    report["choices"] = nullptr;
+  }
+  for (const WindowFigures& window : figures.window_ablation) {
+    report["window_ablation"].push_back({{"sink_tokens", window.windows.sink_tokens},
+                                         {"recent_tokens", window.windows.recent_tokens},
+                                         {"output", window.error},
+                                         {"tokens", kWindowTokens},
+                                         {"crumb_bytes", window.crumb_bytes}});
   }
   // Names that are not UTF-8 have their bad bytes replaced.
   return report.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -2,6 +2,7 @@
 #include "cuda/calibrate/report/page.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -56,6 +57,14 @@ std::string VerdictSection(const ReportFigures& figures) {
   for (const std::string& sentence : Verdict(figures)) {
     absl::StrAppend(&html, "<p>", EscapeHtml(sentence), "</p>\n");
   }
+  if (figures.is_from_rows) {
+    return absl::StrCat(
+        html,
+        "<p class=\"warn\">These are predictions, layer by layer: rows of the texts went through "
+        "the real codec, sink and recent window exact, and what each layer would lose was "
+        "estimated from a sample of its keys. How losses add up through the layers is not in "
+        "them.</p>\n");
+  }
   return absl::StrCat(
       html,
       "<p class=\"warn\">These are predictions. Statistics hold no rows of the model, so rows were "
@@ -83,8 +92,10 @@ std::string RecipeSection(const ReportFigures& figures) {
                     Percent(recipe.mean.values), "</td><td>", Percent(recipe.mean.scores),
                     "</td></tr>\n");
   }
-  return absl::StrCat(html,
-                      "</table>\n<p class=\"note\">Mean squares over those of the exact thing, "
+  return absl::StrCat(html, "</table>\n<p class=\"note\">",
+                      figures.is_from_rows ? "Squares over those of the exact thing, the geometric "
+                                             "mean of each head's queries, "
+                                           : "Mean squares over those of the exact thing, ",
                       "mean over all heads. Scores are q &middot; k less their mean over the keys. "
                       "All recipes take the same bytes.</p>\n");
 }
@@ -175,9 +186,100 @@ std::string MemorySection(const ReportFigures& figures) {
   return absl::StrCat(
       html,
       "</table>\n<p class=\"note\">Of all layers and heads; a live sequence holds up to 63 tokens "
-      "more in BF16 until their page is full. What other windows would cost in quality cannot be "
-      "told from statistics: widen them and measure. Pages of shared prefixes are held once a "
+      "more in BF16 until their page is full. Pages of shared prefixes are held once a "
       "node.</p>\n");
+}
+
+// A row a sink, a column a recent window.
+std::string WindowSection(const ReportFigures& figures) {
+  if (figures.window_ablation.empty()) {
+    return {};
+  }
+  std::string html = absl::StrCat(
+      "<h2>Windows</h2>\n<p>What is left of the error, and the memory of a sequence of ",
+      kWindowTokens, " tokens, by what stays in BF16.</p>\n<table>\n");
+  uint32_t sink = 0;
+  for (const WindowFigures& window : figures.window_ablation) {
+    if (window.windows.sink_tokens != sink) {
+      absl::StrAppend(&html, sink == 0 ? "" : "</tr>\n", "<tr><th>first ",
+                      window.windows.sink_tokens, "</th>");
+      sink = window.windows.sink_tokens;
+    }
+    absl::StrAppend(&html, "<td>last ", window.windows.recent_tokens, ":<br>",
+                    Percent(window.error), "<br><span class=\"note\">",
+                    BytesText(window.crumb_bytes), "</span></td>");
+  }
+  return absl::StrCat(
+      html,
+      "</tr>\n</table>\n<p class=\"note\">Mean over all queries and heads of the squared "
+      "error by the output's size, at most 1 each. The sample's queries are of the "
+      "second halves of the texts; on longer texts a larger part is history.</p>\n");
+}
+
+void AppendRecipeCounts(const char* of,
+                        const std::vector<std::string>& recipes,
+                        RecipeErrors HeadChoice::*member,
+                        const std::vector<HeadChoice>& heads,
+                        std::string* html) {
+  for (size_t recipe = 0; recipe < recipes.size(); ++recipe) {
+    const auto count = std::ranges::count_if(
+        heads, [&](const HeadChoice& head) { return (head.*member).chosen == recipe; });
+    double log_ratio = 0;
+    for (const HeadChoice& head : heads) {
+      for (const std::vector<uint32_t>& half : (head.*member).half) {
+        log_ratio += std::log(std::max(1.0, static_cast<double>(half[recipe])) /
+                              std::max(1.0, static_cast<double>(half[0])));
+      }
+    }
+    absl::StrAppend(
+        html, "<tr><td>", of, "</td><td>", EscapeHtml(recipes[recipe]), "</td><td>", count,
+        "</td><td>",
+        absl::StrFormat("%.2f", std::exp(log_ratio / (2 * static_cast<double>(heads.size())))),
+        "</td></tr>\n");
+  }
+}
+
+// Which heads got which recipe, and the error of each that was tried beside the default's.
+std::string ChoiceSection(const ReportFigures& figures) {
+  const Choices& choices = figures.choices;
+  if (choices.heads.empty()) {
+    return {};
+  }
+  std::string html =
+      "<h2>Recipes by head</h2>\n<table>\n<tr><th></th><th>recipe</th><th>heads</th>"
+      "<th>error, default 1</th></tr>\n";
+  AppendRecipeCounts("keys", choices.key_recipes, &HeadChoice::keys, choices.heads, &html);
+  AppendRecipeCounts("values", choices.value_recipes, &HeadChoice::values, choices.heads, &html);
+  absl::StrAppend(
+      &html,
+      "</table>\n<p class=\"note\">A head gets another recipe than the default if its error is "
+      "lower, on either half of the rows, by ",
+      Percent(choices.key_margin), " for keys and ", Percent(choices.value_margin),
+      " for values. The last column is the geometric mean over all heads: what the recipe would do "
+      "everywhere.</p>\n<details><summary>Heads with another recipe</summary>\n<table>\n"
+      "<tr><th>layer, head</th><th>keys</th><th>values</th></tr>\n");
+  for (size_t block = 0; block < choices.heads.size(); ++block) {
+    const HeadChoice& head = choices.heads[block];
+    if (head.keys.chosen == 0 && head.values.chosen == 0) {
+      continue;
+    }
+    const auto cell = [](const RecipeErrors& errors, const std::vector<std::string>& recipes) {
+      if (errors.chosen == 0) {
+        return std::string();
+      }
+      const auto percent = [&](size_t half, size_t recipe) {
+        return Percent(static_cast<double>(errors.half[half][recipe]) * 1e-9);
+      };
+      return absl::StrCat(recipes[errors.chosen], ": ", percent(0, errors.chosen), " and ",
+                          percent(1, errors.chosen), " for ", percent(0, 0), " and ",
+                          percent(1, 0));
+    };
+    absl::StrAppend(&html, "<tr><td>", block / figures.geometry.num_kv_heads, ", ",
+                    block % figures.geometry.num_kv_heads, "</td><td>",
+                    EscapeHtml(cell(head.keys, choices.key_recipes)), "</td><td>",
+                    EscapeHtml(cell(head.values, choices.value_recipes)), "</td></tr>\n");
+  }
+  return absl::StrCat(html, "</table>\n</details>\n");
 }
 
 }  // namespace
@@ -185,10 +287,11 @@ std::string MemorySection(const ReportFigures& figures) {
 std::string ReportPage(const ReportFigures& figures) {
   return absl::StrCat(
       Head(figures), VerdictSection(figures), RecipeSection(figures), LayerSection(figures),
-      MemorySection(figures), SpectrumSection(figures),
-      absl::StrCat("<p class=\"note\">By crumb-calibrate report: ", figures.drawn_keys,
-                   " keys and ", figures.drawn_queries,
-                   " queries drawn a head, the same for every recipe.</p>\n</body></html>\n"));
+      WindowSection(figures), ChoiceSection(figures), MemorySection(figures),
+      SpectrumSection(figures),
+      absl::StrCat("<p class=\"note\">By crumb-calibrate report: ", figures.num_keys, " keys and ",
+                   figures.num_queries, figures.is_from_rows ? " queries" : " queries drawn",
+                   " a head, the same for every recipe.</p>\n</body></html>\n"));
 }
 
 }  // namespace crumb::calibrate

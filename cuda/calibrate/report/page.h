@@ -13,9 +13,10 @@ namespace crumb::calibrate {
 std::string ReportPage(const ReportFigures& figures);
 
 // All that the page is made of: {"format": "crumb.report.v1", "model", "profile_id", "codec",
-// "geometry", "windows", "statistics", "drawn", "recipes": [{"name", "about", "mean", "heads":
+// "geometry", "windows", "statistics", "rows", "recipes": [{"name", "about", "mean", "heads":
 // [L][H]}], "spectra": {"query_moment", "key_covariance", "value_covariance": [L][dim]}, "memory",
-// "verdict", "warnings"}. An error is {"output", "keys", "values", "scores"}.
+// "window_ablation", "choices" (as choices.h; null without), "verdict", "warnings"}. An error is
+// {"output", "keys", "values", "scores"}.
 std::string ReportJson(const ReportFigures& figures);
 
 }  // namespace crumb::calibrate

@@ -2,6 +2,7 @@
 #include "cuda/calibrate/report/verdict.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -17,8 +18,13 @@ const RecipeFigures* FindRecipe(const ReportFigures& figures, const char* name) 
 
 std::string Loss(const ReportFigures& figures) {
   const RecipeFigures& mine = ThisProfile(figures);
-  std::string text = absl::StrCat("With this profile the predicted error of attention's output is ",
-                                  Percent(mine.mean.output), " (mean square, mean over heads)");
+  std::string text = absl::StrCat(
+      figures.is_from_rows
+          ? "With this profile the error of attention's output on rows of the texts is "
+          : "With this profile the predicted error of attention's output is ",
+      Percent(mine.mean.output),
+      figures.is_from_rows ? " (squares, of a typical query, mean over heads)"
+                           : " (mean square, mean over heads)");
   for (const char* name : {"naive", "oscar-int2"}) {
     const RecipeFigures* other = FindRecipe(figures, name);
     if (other != nullptr) {
@@ -31,6 +37,22 @@ std::string Loss(const ReportFigures& figures) {
   return absl::StrCat(text, ".");
 }
 
+// Why a recipe is no better than another: its keys or its values, and in how many heads.
+std::string Cause(const RecipeFigures& worse, const RecipeFigures& better) {
+  size_t heads = 0;
+  for (size_t block = 0; block < worse.heads.size(); ++block) {
+    heads += worse.heads[block].output >= better.heads[block].output ? size_t{1} : size_t{0};
+  }
+  const bool is_by_keys =
+      worse.mean.keys - better.mean.keys > worse.mean.values - better.mean.values;
+  return absl::StrCat("by ", is_by_keys ? "keys" : "values", ", in ", heads, " of ",
+                      worse.heads.size(), " heads",
+                      worse.name == "clip" && is_by_keys
+                          ? ": a channel that sticks out in every key is no outlier, and cutting "
+                            "it changes the scores"
+                          : "");
+}
+
 // Whether each recipe's mean error is below the one's before it.
 std::string Order(const ReportFigures& figures) {
   std::vector<std::string> names;
@@ -41,7 +63,8 @@ std::string Order(const ReportFigures& figures) {
     if (i > 0 && recipe.mean.output >= figures.recipes[i - 1].mean.output) {
       exceptions.push_back(absl::StrCat(recipe.name, " (", Percent(recipe.mean.output),
                                         ") is no better than ", figures.recipes[i - 1].name, " (",
-                                        Percent(figures.recipes[i - 1].mean.output), ")"));
+                                        Percent(figures.recipes[i - 1].mean.output), "), ",
+                                        Cause(recipe, figures.recipes[i - 1])));
     }
   }
   const std::string order = absl::StrJoin(names, " > ");
@@ -49,8 +72,11 @@ std::string Order(const ReportFigures& figures) {
              ? absl::StrCat("The recipes come out in the expected order of error: ", order, ".")
              : absl::StrCat("The expected order of error, ", order,
                             ", does not hold here: ", absl::StrJoin(exceptions, "; "),
-                            ". Rows are drawn, so a small difference may be chance, and a large "
-                            "one is a reason to measure both on text.");
+                            figures.is_from_rows
+                                ? ". The rows are a sample, so a difference of a tenth may be "
+                                  "chance; a larger one is this model's own."
+                                : ". Rows are drawn, so a small difference may be chance, and a "
+                                  "large one is a reason to measure both on text.");
 }
 
 std::string Concentration(const ReportFigures& figures) {
@@ -77,6 +103,43 @@ std::string KeysOrValues(const ReportFigures& figures) {
   return absl::StrCat(
       "Rounding only keys would lose ", Percent(mean.keys), ", only values ", Percent(mean.values),
       ": ", mean.keys > mean.values ? "keys are the larger part." : "values are the larger part.");
+}
+
+const WindowFigures* FindWindows(const ReportFigures& figures, uint32_t sink, uint32_t recent) {
+  const auto found =
+      std::ranges::find_if(figures.window_ablation, [&](const WindowFigures& window) {
+        return window.windows.sink_tokens == sink && window.windows.recent_tokens == recent;
+      });
+  return found == figures.window_ablation.end() ? nullptr : &*found;
+}
+
+// Whether the error with `other` is well below that with `window`.
+bool SparesMuch(const WindowFigures& window, const WindowFigures* other) {
+  return other != nullptr && other->error < window.error * 6 / 7;
+}
+
+// One sentence, or none without an ablation.
+std::string WindowAdvice(const ReportFigures& figures) {
+  const WindowFigures* best = RecommendedWindows(figures);
+  if (best == nullptr) {
+    return {};
+  }
+  const auto [sink, recent] = best->windows;
+  std::string text = absl::StrCat("Recommended windows: the first ", sink, " and the last ", recent,
+                                  " tokens in BF16, which leave an error of ", Percent(best->error),
+                                  " (mean over queries)");
+  if (const WindowFigures* wider = FindWindows(figures, sink, 2 * recent); wider != nullptr) {
+    absl::StrAppend(&text, "; twice the recent window would leave ", Percent(wider->error),
+                    " for another ", BytesText(wider->crumb_bytes - best->crumb_bytes),
+                    " a sequence");
+  }
+  if (const WindowFigures* narrower = FindWindows(figures, sink, recent / 2); narrower != nullptr) {
+    absl::StrAppend(&text, "; half of it ", Percent(narrower->error));
+  }
+  return absl::StrCat(text, figures.windows == best->windows
+                                ? ". This profile has them."
+                                : absl::StrCat(". This profile has ", figures.windows.sink_tokens,
+                                               " and ", figures.windows.recent_tokens, "."));
 }
 
 std::string Savings(const ReportFigures& figures) {
@@ -121,9 +184,26 @@ std::vector<WorstHead> HeadsByError(const ReportFigures& figures) {
   return heads;
 }
 
+const WindowFigures* RecommendedWindows(const ReportFigures& figures) {
+  for (const WindowFigures& window : figures.window_ablation) {
+    const auto [sink, recent] = window.windows;
+    if (!SparesMuch(window, FindWindows(figures, sink, 2 * recent)) &&
+        !SparesMuch(window, FindWindows(figures, 2 * sink, recent))) {
+      return &window;
+    }
+  }
+  return figures.window_ablation.empty() ? nullptr : &figures.window_ablation.back();
+}
+
 std::vector<std::string> Verdict(const ReportFigures& figures) {
-  return {Loss(figures),         Order(figures),   Concentration(figures),
-          KeysOrValues(figures), Savings(figures), NextStep(figures)};
+  std::vector<std::string> sentences = {Loss(figures), Order(figures), Concentration(figures),
+                                        KeysOrValues(figures)};
+  if (std::string advice = WindowAdvice(figures); !advice.empty()) {
+    sentences.push_back(std::move(advice));
+  }
+  sentences.push_back(Savings(figures));
+  sentences.push_back(NextStep(figures));
+  return sentences;
 }
 
 std::string Percent(double share) {

@@ -21,8 +21,12 @@ std::vector<WorstHead> HeadsByError(const ReportFigures& figures);
 
 // Sentences, the most important first: what this profile loses beside the others, whether the order
 // naive > clip > Hadamard > oscar-int2 > aware > tilted came out, where the loss sits, in K or in
-// V, what it saves, and what to do next.
+// V, which windows it should have, what it saves, and what to do next.
 std::vector<std::string> Verdict(const ReportFigures& figures);
+
+// The least windows of the ablation from which on doubling the recent one, or the sink, would spare
+// less than a seventh of the error; nullptr without an ablation.
+const WindowFigures* RecommendedWindows(const ReportFigures& figures);
 
 std::string Percent(double share);    // "3.4 %", with two digits that say something.
 std::string BytesText(double bytes);  // "4.5 KiB".

@@ -62,10 +62,11 @@ std::string ErrorOf(const Statistics& statistics, const FitOptions& options = {}
   return fitted.ok() ? "accepted" : std::string(fitted.status().message());
 }
 
-TEST(FitProfileTest, TheDefaultIsAwareWithOneRotationAHead) {
+TEST(FitProfileTest, TheDefaultIsTiltedWithOneRotationAHead) {
   const ProfileParts parts = Fit({});
-  EXPECT_EQ(parts.codec, CodecId::kOscarInt2Aware);
+  EXPECT_EQ(parts.codec, CodecId::kOscarInt2Tilted);
   EXPECT_THAT(parts.key_rotation, SizeIs(2 * kHeads * kDim * kDim));
+  EXPECT_THAT(parts.query_rotation, SizeIs(2 * kHeads * kDim * kDim));
   EXPECT_THAT(parts.value_rotation, SizeIs(2 * kHeads * kDim * kDim));
   EXPECT_THAT(parts.key_feedback, SizeIs(2 * kHeads * kDim * kDim));
   EXPECT_THAT(parts.key_clip, Each(0.0F));
@@ -93,7 +94,9 @@ TEST(FitProfileTest, ThePublishedRecipeHasNoMeanAndNoFeedback) {
 }
 
 TEST(FitProfileTest, HadamardIsTheSameInEachLayer) {
-  const ProfileParts parts = Fit({.key_rotation = RotationKind::kHadamard, .shift_keys = false});
+  const ProfileParts parts = Fit({.codec = CodecId::kOscarInt2Aware,
+                                  .key_rotation = RotationKind::kHadamard,
+                                  .shift_keys = false});
   ASSERT_THAT(parts.key_rotation, SizeIs(2 * kDim * kDim));
   EXPECT_THAT(parts.key_mean, IsEmpty());
   for (size_t i = 0; i < kDim * kDim; ++i) {
@@ -136,8 +139,9 @@ TEST(FitProfileTest, RotationsSpreadWhatTheyWereFittedTo) {
   for (size_t i = 0; i < size; ++i) {
     layer1[i] = (moments[2 * size + i] + moments[3 * size + i]) / 2;
   }
-  const ProfileParts per_head = Fit({});
-  const ProfileParts per_layer = Fit({.key_rotation = RotationKind::kPerLayer});
+  const ProfileParts per_head = Fit({.codec = CodecId::kOscarInt2Aware});
+  const ProfileParts per_layer =
+      Fit({.codec = CodecId::kOscarInt2Aware, .key_rotation = RotationKind::kPerLayer});
   EXPECT_LT(spread(std::span(per_head.key_rotation).subspan(3 * size, size), head3), 1e-5);
   EXPECT_LT(spread(std::span(per_layer.key_rotation).subspan(size, size), layer1), 1e-5);
   EXPECT_GT(spread(std::span(per_layer.key_rotation).subspan(size, size), head3), 0.1);
@@ -214,6 +218,19 @@ TEST(FitProfileTest, FewTokensAndSilentHeadsAreWarnedOf) {
   EXPECT_NE(ProfileOf(fitted->parts), nullptr);
 }
 
+TEST(FitProfileTest, FewerTokensThanChannelsAreDampedAndSayWhatThatMeans) {
+  Statistics statistics = ModelStatistics();
+  statistics.num_tokens = kDim - 1;
+  const auto fitted = FitProfile(statistics, {.choose = false});
+  ASSERT_TRUE(fitted.ok()) << fitted.status();
+  ASSERT_THAT(fitted->warnings, SizeIs(1));
+  EXPECT_THAT(fitted->warnings[0], AllOf(HasSubstr("63 tokens"), HasSubstr("its 64 channels"),
+                                         HasSubstr("damping is 0.1"), HasSubstr("more text")));
+  const auto damped = FitProfile(ModelStatistics(), {.damping = 0.1, .choose = false});
+  ASSERT_TRUE(damped.ok());
+  EXPECT_EQ(fitted->parts.key_feedback, damped->parts.key_feedback);
+}
+
 TEST(FitProfileTest, MomentsThatNoQueriesHaveAreNamed) {
   Statistics statistics = ModelStatistics();
   double* last = statistics.query_moment.data() + 3 * kDim * kDim;
@@ -282,8 +299,8 @@ TEST(FitProfileTest, EachPartOfTheRecipeLowersWhatAttentionLoses) {
   const double per_layer =
       LossOf(Fit({.codec = CodecId::kOscarInt2, .key_rotation = RotationKind::kPerLayer}));
   const double per_head = LossOf(Fit({.codec = CodecId::kOscarInt2}));
-  const double aware = LossOf(Fit({.shift_keys = false}));
-  const double shifted = LossOf(Fit({}));
+  const double aware = LossOf(Fit({.codec = CodecId::kOscarInt2Aware, .shift_keys = false}));
+  const double shifted = LossOf(Fit({.codec = CodecId::kOscarInt2Aware}));
   EXPECT_LT(clipped, 0.9 * naive);
   EXPECT_LT(hadamard, 0.9 * clipped);
   // Rounded to nearest, errors are alike in all directions, and their loss is the trace of the

@@ -58,10 +58,10 @@ class CalibrateProgramTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // Runs the program in the test's folder.
-  Outcome Run(const std::string& arguments) const {
-    const std::string command =
-        "cd '" + folder_.string() + "' && '" CRUMB_CALIBRATE "' " + arguments + " >.out 2>.err";
+  // Runs the program in the test's folder, after other commands of the shell.
+  Outcome Run(const std::string& arguments, const std::string& before = "") const {
+    const std::string command = "cd '" + folder_.string() + "' && " + before +
+                                "'" CRUMB_CALIBRATE "' " + arguments + " >.out 2>.err";
     const int result = std::system(command.c_str());  // NOLINT(concurrency-mt-unsafe)
     return {.status = WIFEXITED(result) ? WEXITSTATUS(result) : -1,
             .out = TextOf(folder_ / ".out"),
@@ -84,13 +84,25 @@ TEST_F(CalibrateProgramTest, FitsAProfileThatInspectsAndVerifies) {
   EXPECT_EQ(inspect.status, 0) << inspect.err;
   EXPECT_THAT(inspect.out,
               AllOf(HasSubstr(id), HasSubstr("2 layers, 2 KV heads, key_dim 32, value_dim 64"),
-                    HasSubstr("oscar-int2-aware"), HasSubstr("sink 64, recent 256"),
+                    HasSubstr("oscar-int2-tilted"), HasSubstr("sink 64, recent 256"),
                     HasSubstr("one a KV head, orthogonal to"), HasSubstr("searched for each row"),
                     HasSubstr("0.92"), HasSubstr("(2.67 bits an element)")));
 
   const Outcome verify = Run("verify profile --id " + id.substr(0, 8));
   EXPECT_EQ(verify.status, 0) << verify.err;
   EXPECT_THAT(verify.out, AllOf(HasSubstr("OK"), HasSubstr(id), HasSubstr("to what reads them")));
+}
+
+TEST_F(CalibrateProgramTest, HeadsGetARecipeByAttentionOnRows) {
+  const Outcome fit = Run("fit stats --out profile");
+  EXPECT_EQ(fit.status, 0) << fit.err;
+  EXPECT_THAT(fit.out, AllOf(HasSubstr("key recipes      "), HasSubstr("value recipes    ")));
+  const Outcome plain = Run("fit stats --out plain --no-choose");
+  EXPECT_EQ(plain.status, 0) << plain.err;
+  EXPECT_THAT(plain.out, Not(HasSubstr("recipes")));
+  const Outcome margin = Run("fit stats --out plain --key-margin 1");
+  EXPECT_EQ(margin.status, 1);
+  EXPECT_THAT(margin.err, HasSubstr("key_choice_margin is 1"));
 }
 
 TEST_F(CalibrateProgramTest, FlagsChooseTheRecipe) {
@@ -168,6 +180,30 @@ TEST_F(CalibrateProgramTest, AFailedFitLeavesTheOldProfile) {
   ASSERT_EQ(Run("fit stats --out profile").status, 0);
   const std::string before = TextOf(folder_ / "profile");
   ASSERT_EQ(Run("fit stats --out profile --damping 7").status, 1);
+  EXPECT_EQ(TextOf(folder_ / "profile"), before);
+}
+
+// A limit on file sizes stands for a disk that is full: both end in a failed write.
+TEST_F(CalibrateProgramTest, AFullDiskLeavesNoHalfFile) {
+  ASSERT_EQ(Run("fit stats --out profile").status, 0);
+  const std::string before = TextOf(folder_ / "profile");
+  const auto files = [&] {
+    size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      count += entry.path().filename().string().starts_with(".") ? size_t{0} : size_t{1};
+    }
+    return count;
+  };
+  const size_t num_files = files();
+  for (const char* arguments :
+       {"fit stats --out profile", "fit stats --out other", "report stats profile --out page.html",
+        "import --k '" CRUMB_TORCH_FIXTURES "/v2_keys.pt' --v '" CRUMB_TORCH_FIXTURES
+        "/v1_values.pt' --out other"}) {
+    const Outcome outcome = Run(arguments, "trap '' XFSZ; ulimit -f 8; ");
+    EXPECT_EQ(outcome.status, 1) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr("cannot write")) << arguments;
+    EXPECT_EQ(files(), num_files) << arguments;
+  }
   EXPECT_EQ(TextOf(folder_ / "profile"), before);
 }
 

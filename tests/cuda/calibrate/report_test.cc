@@ -56,7 +56,7 @@ std::shared_ptr<const Profile> Fit(const FitOptions& options) {
 
 const ReportFigures& TheFigures() {
   static const ReportFigures* const kFigures = [] {
-    auto figures = ComputeFigures(TheStatistics(), *Fit({}), {.num_pages = 4});
+    auto figures = ComputeFigures(TheStatistics(), *Fit({.choose = false}), {.num_pages = 4});
     EXPECT_TRUE(figures.ok()) << figures.status();
     return new ReportFigures(*std::move(figures));
   }();
@@ -155,8 +155,8 @@ TEST(ReportFiguresTest, EveryRecipeHasEveryHeadAndThisProfileIsOneOfThem) {
     }
     EXPECT_NEAR(recipe.mean.output, sum / kGeometry.NumHeadBlocks(), 1e-12);
   }
-  // The same recipe, the same rows, the same bytes: the profile under test is a default fit.
-  EXPECT_EQ(ThisProfile(figures).mean.output, Recipe("oscar-int2-aware").mean.output);
+  // The same recipe, the same rows, the same bytes: the profile under test is a plain fit.
+  EXPECT_EQ(ThisProfile(figures).mean.output, Recipe("oscar-int2-tilted").mean.output);
   EXPECT_EQ(ThisProfile(figures).name, "this profile");
 }
 
@@ -165,6 +165,43 @@ TEST(ReportFiguresTest, BetterRecipesLoseLess) {
   EXPECT_LT(Recipe("oscar-int2").mean.scores, Recipe("naive").mean.scores);
   EXPECT_LT(Recipe("oscar-int2-aware").mean.scores, Recipe("oscar-int2").mean.scores / 2);
   EXPECT_LT(Recipe("oscar-int2-aware").mean.output, Recipe("naive").mean.output);
+}
+
+TEST(ReportFiguresTest, RowsAreDrawnWhereStatisticsHaveNone) {
+  EXPECT_TRUE(TheFigures().is_from_rows);
+  EXPECT_EQ(TheFigures().num_keys, 512U);
+  Statistics rowless = TheStatistics();
+  rowless.reservoir = {};
+  const auto figures = ComputeFigures(rowless, *Fit({.choose = false}), {.num_pages = 2});
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_FALSE(figures->is_from_rows);
+  EXPECT_EQ(figures->num_keys, 128U);
+  EXPECT_TRUE(figures->window_ablation.empty());
+  EXPECT_THAT(ReportPage(*figures),
+              AllOf(HasSubstr("drawn from a Gaussian"), Not(HasSubstr("<h2>Windows</h2>"))));
+}
+
+TEST(ReportFiguresTest, WiderWindowsLoseLessAndTakeMore) {
+  const std::vector<WindowFigures>& windows = TheFigures().window_ablation;
+  ASSERT_THAT(windows, SizeIs(15));
+  for (size_t i = 1; i < windows.size(); ++i) {
+    if (windows[i].windows.sink_tokens == windows[i - 1].windows.sink_tokens) {
+      EXPECT_LE(windows[i].error, windows[i - 1].error);
+      EXPECT_GT(windows[i].crumb_bytes, windows[i - 1].crumb_bytes);
+    }
+  }
+  EXPECT_THAT(ReportPage(TheFigures()),
+              AllOf(HasSubstr("<h2>Windows</h2>"), HasSubstr("last 1024:")));
+}
+
+TEST(ReportFiguresTest, ShowsTheRecipesOfTheHeads) {
+  const auto figures = ComputeFigures(TheStatistics(), *Fit({}), {});
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_THAT(figures->choices.heads, SizeIs(kGeometry.NumHeadBlocks()));
+  EXPECT_THAT(ReportPage(*figures), AllOf(HasSubstr("<h2>Recipes by head</h2>"),
+                                          HasSubstr("Hadamard alone"), Not(HasSubstr("nan"))));
+  EXPECT_THAT(ReportJson(*figures), HasSubstr("\"key_recipes\""));
+  EXPECT_THAT(ReportPage(TheFigures()), Not(HasSubstr("Recipes by head")));
 }
 
 TEST(ReportFiguresTest, MemoryCountsTheWindowsInBf16) {
@@ -224,6 +261,19 @@ TEST(VerdictTest, SaysWhereTheOrderOfRecipesFails) {
   EXPECT_THAT(Verdict(figures),
               Contains(AllOf(HasSubstr("does not hold"),
                              HasSubstr("Hadamard (90.0 %) is no better than clip (50.0 %)"))));
+}
+
+TEST(VerdictTest, RecommendsWindowsThatDoublingWouldNotImprove) {
+  ReportFigures figures = TheFigures();
+  for (WindowFigures& window : figures.window_ablation) {
+    window.error = window.windows.recent_tokens < 512 ? 0.5 / window.windows.recent_tokens
+                                                      : 0.001;  // 512 and beyond are alike.
+  }
+  EXPECT_EQ(RecommendedWindows(figures)->windows,
+            (Windows{.sink_tokens = 64, .recent_tokens = 512}));
+  EXPECT_THAT(Verdict(figures),
+              Contains(AllOf(HasSubstr("Recommended windows: the first 64 and the last 512"),
+                             HasSubstr("This profile has 64 and 256"))));
 }
 
 TEST(VerdictTest, NamesTheWorstHeadsAndABetterRecipe) {

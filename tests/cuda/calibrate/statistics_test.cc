@@ -535,7 +535,8 @@ TEST(StatisticsFileTest, EachBadPartOfTheReservoirIsNamed) {
               AllOf(HasSubstr("'reservoir.key_tokens': row 1"), HasSubstr("ascend")));
   EXPECT_THAT(spoilt([](Reservoir* r) { r->query_tokens.back().text = 7; }),
               AllOf(HasSubstr("text 7"), HasSubstr("no keys")));
-  EXPECT_THAT(spoilt([](Reservoir* r) { r->query_tokens.clear(); }), HasSubstr("reservoir.queries has"));
+  EXPECT_THAT(spoilt([](Reservoir* r) { r->query_tokens.clear(); }),
+              HasSubstr("reservoir.queries has"));
   EXPECT_THAT(spoilt([](Reservoir* r) {
                 while (r->key_tokens.size() <= 512) {
                   r->key_tokens.push_back(r->key_tokens.back());

@@ -13,6 +13,7 @@
 // All linear algebra is in double; a profile holds the result in float. Thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ enum class RotationKind : uint8_t {
 };
 
 struct FitOptions {
-  CodecId codec = CodecId::kOscarInt2Aware;
+  CodecId codec = CodecId::kOscarInt2Tilted;
   RotationKind key_rotation = RotationKind::kPerHead;
   RotationKind value_rotation = RotationKind::kPerHead;
   Windows windows = {};
@@ -41,19 +42,28 @@ struct FitOptions {
   // Whether keys are shifted by their mean; not under oscar-int2.
   bool shift_keys = true;
   // Added to the diagonal of the rotated query moment, in units of its mean, before it is inverted:
-  // how far the metric of a few thousand tokens is believed.
+  // how far the metric of a few thousand tokens is believed. At least 0.1 where there are fewer
+  // tokens than channels.
   double damping = 0.01;
+  // Under oscar-int2-tilted: whether a head may get another recipe than the one asked for here,
+  // because attention on the statistics' reservoir loses less by it, by these shares on both halves
+  // of the rows. The profile says which and why. That of keys is wide: by a tenth, the choice made
+  // perplexity worse (docs/design/quality.md).
+  bool choose = true;
+  double key_choice_margin = 0.5;
+  double value_choice_margin = 0.1;
+  uint32_t num_threads = 0;  // 0: one a processor.
 };
 
 struct FittedProfile {
-  ProfileParts parts;
+  ProfileParts parts;  // Its `choices` are of ChoicesText (cuda/calibrate/choices.h).
   // For people: what makes the fit doubtful (few tokens, a head whose queries were all zero).
   std::vector<std::string> warnings;
 };
 
 // INVALID_ARGUMENT: a head_dim that is not a power of two (none has such a Hadamard matrix),
-// options out of range (named, with the value and the limit). Takes O(L H d^3) time: seconds for a
-// 7B model.
+// options out of range (named, with the value and the limit). Takes O(L H d^3) time; with a choice
+// of recipes, FITBENCH for an 8B model.
 absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& options);
 
 }  // namespace crumb

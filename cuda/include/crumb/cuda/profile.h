@@ -5,7 +5,8 @@
 //
 // File: metadata (all strings) and tensors. L layers, H KV heads, dk and dv the head_dims.
 //   metadata   format = "crumb.profile.v1", codec, model (for people), num_layers, num_kv_heads,
-//              key_dim, value_dim, page_tokens (64), sink_tokens, recent_tokens
+//              key_dim, value_dim, page_tokens (64), sink_tokens, recent_tokens; optional: choices,
+//              which recipe the fit chose for each head and why, for people (see crumb-calibrate)
 //   key_rotation.{layer}     F32 [dk,dk] for all heads of the layer, or [H,dk,dk]. Orthogonal; row
 //   value_rotation.{layer}   F32 [dv,dv] or [H,dv,dv]            vectors: rotated = row * rotation
 //   query_rotation.{layer}   as key_rotation; codec oscar-int2-tilted only, where key_rotation also
@@ -79,6 +80,7 @@ struct ProfileParts {
   std::vector<float> query_mean;      // [L, H, dk] or empty
   std::vector<float> key_clip;        // [L, H]
   std::vector<float> value_clip;      // [L, H]
+  std::string choices;                // For people; empty: not in the file.
 };
 
 class Profile {
@@ -102,6 +104,8 @@ class Profile {
   const Geometry& geometry() const { return geometry_; }
   CodecId codec() const { return codec_; }
   const Windows& windows() const { return windows_; }
+  // What the file says of how it was fitted, unchecked; empty: nothing.
+  const std::string& choices() const { return choices_; }
   // The file's bytes, as an engine hands them to a daemon that does not know the id.
   std::span<const std::byte> file() const { return file_; }
   // layer < num_layers, kv_head < num_kv_heads.
@@ -118,6 +122,7 @@ class Profile {
   Geometry geometry_;
   CodecId codec_ = CodecId::kOscarInt2;
   Windows windows_;
+  std::string choices_;
   std::vector<std::byte> file_;
   std::vector<float> floats_;  // All tensors, aligned; heads_ points into it.
   std::vector<HeadParameters> heads_;

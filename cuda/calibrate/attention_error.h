@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,6 +22,17 @@ struct AttentionError {
   double values = 0;  // The output, with K exact.
   double scores = 0;  // q . k, less its mean over the keys, which softmax does not see.
 };
+
+// Rows as they come back from two-bit pages, in the model's coordinates.
+struct StoredRows {
+  std::vector<float> keys;    // [n, key_dim]
+  std::vector<float> values;  // [n, value_dim]
+};
+// `keys` [n, key_dim] and `values` [n, value_dim], n a multiple of kPageTokens. INVALID_ARGUMENT as
+// DemoteHeadBlock: rows that are not finite.
+absl::StatusOr<StoredRows> ThroughPages(const HeadParameters& head,
+                                        std::span<const float> keys,
+                                        std::span<const float> values);
 
 // The attention of one query head: dense rows, scores over sqrt(key_dim), every query sees every
 // key.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/calibrate/report/attention_error.h"
+#include "cuda/calibrate/attention_error.h"
 
 #include <cmath>
 #include <utility>
@@ -38,21 +38,18 @@ double RelativeError(const Rows& changed, const Rows& exact) {
   return size == 0 ? 0 : static_cast<double>((changed - exact).squaredNorm()) / size;
 }
 
-// Rows as they come back from two-bit pages, in the model's coordinates.
-struct Stored {
-  std::vector<float> keys;
-  std::vector<float> values;
-};
+}  // namespace
 
-absl::StatusOr<Stored> ThroughPages(const HeadParameters& head, const AttentionSample& sample) {
-  std::vector<BFloat16> keys(kPageTokens * sample.key_dim);
-  std::vector<BFloat16> values(kPageTokens * sample.value_dim);
+absl::StatusOr<StoredRows> ThroughPages(const HeadParameters& head,
+                                        std::span<const float> key_rows,
+                                        std::span<const float> value_rows) {
+  std::vector<BFloat16> keys(kPageTokens * head.key_dim);
+  std::vector<BFloat16> values(kPageTokens * head.value_dim);
   std::vector<std::byte> block(Int2HeadBlock{head.key_dim, head.value_dim}.bytes());
-  Stored stored;
-  for (size_t page = 0; page < sample.keys.size() / keys.size(); ++page) {
-    RotateKeys(head, std::span(sample.keys).subspan(page * keys.size(), keys.size()), keys);
-    RotateValues(head, std::span(sample.values).subspan(page * values.size(), values.size()),
-                 values);
+  StoredRows stored;
+  for (size_t page = 0; page < key_rows.size() / keys.size(); ++page) {
+    RotateKeys(head, key_rows.subspan(page * keys.size(), keys.size()), keys);
+    RotateValues(head, value_rows.subspan(page * values.size(), values.size()), values);
     CRUMB_RETURN_IF_ERROR(DemoteHeadBlock(head, keys, values, block));
     ExpandHeadBlock(head, block, ExpandSpace::kModel, keys, values);
     for (const BFloat16 x : keys) {
@@ -64,8 +61,6 @@ absl::StatusOr<Stored> ThroughPages(const HeadParameters& head, const AttentionS
   }
   return stored;
 }
-
-}  // namespace
 
 struct AttentionProbe::Exact {
   AttentionSample sample;
@@ -97,7 +92,7 @@ absl::StatusOr<AttentionError> AttentionProbe::Measure(const HeadParameters& hea
   const AttentionSample& sample = exact_->sample;
   CRUMB_CHECK(head.key_dim == sample.key_dim && head.value_dim == sample.value_dim,
               "a head of other dims");
-  CRUMB_ASSIGN_OR_RETURN(const Stored stored, ThroughPages(head, sample));
+  CRUMB_ASSIGN_OR_RETURN(const StoredRows stored, ThroughPages(head, sample.keys, sample.values));
   const Rows scores = exact_->Scores(stored.keys);
   const Rows weights = Softmax(scores);
   const auto stored_values = View(stored.values, sample.value_dim);
