@@ -39,12 +39,12 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     return Statistics.load(os.fspath(path))
 
 
-def fit(statistics: Statistics, *, codec: str = "oscar-int2-aware", rotation: str = "head",
+def fit(statistics: Statistics, *, codec: str = "oscar-int2-tilted", rotation: str = "head",
         sink_tokens: int = 64, recent_tokens: int = 256) -> tuple[Profile, list[str]]:
     """Fit a profile to a model's statistics; also gives what makes the fit doubtful, in words.
 
     codec: "oscar-int2" (as published), "oscar-int2-aware" or "oscar-int2-tilted".
-    rotation: one a "head", one a "layer", or the "hadamard" matrix alone.
+    rotation: one a "head", one a "layer" (not under "oscar-int2-tilted"), or the "hadamard" matrix alone.
 
     The program `crumb-calibrate fit` does the same and has more options. ValueError: a head_dim that is not
     a power of two, or an option out of range.

@@ -113,9 +113,9 @@ const WindowFigures* FindWindows(const ReportFigures& figures, uint32_t sink, ui
   return found == figures.window_ablation.end() ? nullptr : &*found;
 }
 
-// Whether the error with `other` is well below that with `window`.
+// Whether doubling a window to `other` spares enough to be worth it.
 bool SparesMuch(const WindowFigures& window, const WindowFigures* other) {
-  return other != nullptr && other->error < window.error * 6 / 7;
+  return other != nullptr && other->error < window.error * 2 / 3;
 }
 
 // One sentence, or none without an ablation.
@@ -185,9 +185,11 @@ std::vector<WorstHead> HeadsByError(const ReportFigures& figures) {
 }
 
 const WindowFigures* RecommendedWindows(const ReportFigures& figures) {
+  const Windows least;  // The defaults.
   for (const WindowFigures& window : figures.window_ablation) {
     const auto [sink, recent] = window.windows;
-    if (!SparesMuch(window, FindWindows(figures, sink, 2 * recent)) &&
+    if (sink >= least.sink_tokens && recent >= least.recent_tokens &&
+        !SparesMuch(window, FindWindows(figures, sink, 2 * recent)) &&
         !SparesMuch(window, FindWindows(figures, 2 * sink, recent))) {
       return &window;
     }

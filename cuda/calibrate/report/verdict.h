@@ -25,7 +25,8 @@ std::vector<WorstHead> HeadsByError(const ReportFigures& figures);
 std::vector<std::string> Verdict(const ReportFigures& figures);
 
 // The least windows of the ablation from which on doubling the recent one, or the sink, would spare
-// less than a seventh of the error; nullptr without an ablation.
+// less than a third of the error, but not below the default ones, with which perplexity was
+// measured; nullptr without an ablation.
 const WindowFigures* RecommendedWindows(const ReportFigures& figures);
 
 std::string Percent(double share);    // "3.4 %", with two digits that say something.
