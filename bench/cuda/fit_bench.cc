@@ -20,7 +20,7 @@ namespace {
 
 constexpr Geometry kGeometry{.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 128};
 constexpr uint32_t kQueryHeads = 32;
-constexpr size_t kTokens = 2048;
+constexpr size_t kTokens = 1024;
 
 std::vector<float> NormalRows(size_t num_heads, uint32_t seed) {
   std::mt19937 random(seed);

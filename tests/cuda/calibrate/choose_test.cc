@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <span>
+#include <string>
 
 #include "crumb/cuda/fit_profile.h"
 #include "cuda/calibrate/attention_mass.h"
@@ -85,16 +86,16 @@ TEST(ChoicesTest, TextKeepsThem) {
 }
 
 TEST(ChoicesTest, OtherTextIsRefused) {
-  for (
-      const char* text :
-      {"{", "[]", "{}", "null",
-       R"({"key_margin":0,"value_margin":0,"key_recipes":[1],"value_recipes":[],"heads":[]})",
-       R"({"key_margin":0,"value_margin":0,"key_recipes":["a"],"value_recipes":["a"],"heads":[[1,[1],[1],0,[1],[1]]]})",
-       R"({"key_margin":0,"value_margin":0,"key_recipes":["a"],"value_recipes":["a"],"heads":[[0,[1],[1],0,[1]]]})",
-       R"({"key_margin":0,"value_margin":0,"key_recipes":["a"],"value_recipes":["a"],"heads":[[0,[-1],[1],0,[1],[1]]]})",
-       R"({"key_margin":0,"value_margin":0,"key_recipes":["a"],"value_recipes":["a"],"heads":[[0,[1,2],[1],0,[1],[1]]]})"}) {
+  const std::string begin = R"({"key_margin":0,"value_margin":0,"key_recipes":)";
+  const std::string heads = R"(["a"],"value_recipes":["a"],"heads":[)";
+  for (const std::string& text :
+       {std::string("{"), std::string("[]"), std::string("{}"), std::string("null"),
+        begin + R"([1],"value_recipes":[],"heads":[]})", begin + heads + "[1,[1],[1],0,[1],[1]]]}",
+        begin + heads + "[0,[1],[1],0,[1]]]}", begin + heads + "[0,[-1],[1],0,[1],[1]]]}",
+        begin + heads + "[0,[1,2],[1],0,[1],[1]]]}"}) {
     EXPECT_THAT(std::string(ParseChoices(text).status().message()), HasSubstr("'choices'")) << text;
   }
+  EXPECT_TRUE(ParseChoices(begin + heads + "[0,[1],[1],0,[1],[1]]]}").ok());
 }
 
 // ---- the measure
