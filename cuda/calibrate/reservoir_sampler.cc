@@ -96,6 +96,7 @@ std::vector<size_t> ByPriority(const std::vector<Reservoir::Token>& tokens,
   }
   std::ranges::sort(found);
   std::vector<size_t> indices;
+  indices.reserve(found.size());
   for (const auto& [priority, index] : found) {
     indices.push_back(index);
   }
