@@ -117,9 +117,9 @@ LeasedPrefix FakeArena::PrefixIn(ChunkId id) const {
   const Chunk& chunk = chunks_.at(id.value());
   LeasedPrefix prefix{.lease = LeaseId(1), .namespace_id = namespace_id_, .pages = {}};
   for (uint32_t block = 0; block < chunk.layout.num_blocks; ++block) {
+    const BlockPlace place{.chunk = id, .block = block, .generation = Generation(2)};
     PagePlaces places;
-    (chunk.encoding == PageEncoding::kInt2 ? places.int2 : places.bf16) = {id, block,
-                                                                           Generation(2)};
+    (chunk.encoding == PageEncoding::kInt2 ? places.int2 : places.bf16) = place;
     prefix.pages.push_back(places);
   }
   return prefix;
