@@ -9,7 +9,9 @@
 #include "crumb/cuda/expand_pages.h"
 #include "crumb/cuda/prefill_attention.h"
 #include "crumb/cuda/shared_decode.h"
+#include "crumb/cuda/shared_memory.h"
 #include "crumb/cuda/split_decode.h"
+#include "crumb/cuda/transfer.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -93,6 +95,75 @@ absl::Status ChecksumPages(const ChecksumPagesParams& params, GpuStream /*stream
 
 absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream /*stream*/) {
   CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));
+  return NoCuda();
+}
+
+absl::StatusOr<GpuUuid> GetGpuUuid(int /*device*/) {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<SharedGpuMemory>> SharedGpuMemory::Create(int /*device*/,
+                                                                         size_t /*bytes*/) {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<SharedGpuMemory>> SharedGpuMemory::Open(int /*device*/,
+                                                                       int /*fd*/,
+                                                                       size_t /*bytes*/) {
+  return NoCuda();
+}
+
+SharedGpuMemory::~SharedGpuMemory() = default;
+
+ScopedGpu::ScopedGpu(int /*device*/) : status_(NoCuda()) {}
+ScopedGpu::~ScopedGpu() = default;
+
+absl::StatusOr<std::unique_ptr<OwnGpuStream>> OwnGpuStream::Create() {
+  return NoCuda();
+}
+OwnGpuStream::~OwnGpuStream() = default;
+absl::Status OwnGpuStream::Wait() const {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<OwnGpuEvent>> OwnGpuEvent::Create() {
+  return NoCuda();
+}
+OwnGpuEvent::~OwnGpuEvent() = default;
+absl::Status OwnGpuEvent::Record(GpuStream /*stream*/) {
+  return NoCuda();
+}
+absl::Status OwnGpuEvent::Delay(GpuStream /*stream*/) const {
+  return NoCuda();
+}
+absl::Status OwnGpuEvent::Wait() const {
+  return NoCuda();
+}
+
+absl::StatusOr<std::unique_ptr<OwnGpuMemory>> OwnGpuMemory::Create(size_t /*bytes*/) {
+  return NoCuda();
+}
+OwnGpuMemory::~OwnGpuMemory() = default;
+
+absl::StatusOr<std::unique_ptr<HostRegistration>> HostRegistration::Create(
+    std::span<const std::byte> /*memory*/, bool /*is_read_only*/) {
+  return NoCuda();
+}
+HostRegistration::~HostRegistration() = default;
+
+absl::Status CopyToGpu(std::byte* /*target*/,
+                       std::span<const std::byte> /*source*/,
+                       GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::Status CopyFromGpu(std::span<std::byte> /*target*/,
+                         const std::byte* /*source*/,
+                         GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::Status CopyRowsToGpu(const GpuRowCopy& /*copy*/, GpuStream /*stream*/) {
   return NoCuda();
 }
 

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/cuda/transfer.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#include "cuda/gpu/cuda_status.h"
+#include "proto/base/status_macros.h"
+
+namespace crumb {
+
+using gpu::CudaStatus;
+
+ScopedGpu::ScopedGpu(int device) {
+  int current = -1;
+  status_ = CudaStatus(cudaGetDevice(&current), "no GPU can be used");
+  if (!status_.ok() || current == device) {
+    return;
+  }
+  if (cudaSetDevice(device) != cudaSuccess) {
+    cudaGetLastError();
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat("GPU ", device, " is not there; `nvidia-smi -L` lists them, from 0"));
+    return;
+  }
+  before_ = current;
+}
+
+ScopedGpu::~ScopedGpu() {
+  if (before_ >= 0) {
+    cudaSetDevice(before_);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<OwnGpuStream>> OwnGpuStream::Create() {
+  std::unique_ptr<OwnGpuStream> stream(new OwnGpuStream);
+  CRUMB_RETURN_IF_ERROR(CudaStatus(
+      cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking), "making a stream"));
+  return stream;
+}
+
+OwnGpuStream::~OwnGpuStream() {
+  if (stream_ != nullptr) {
+    cudaStreamDestroy(stream_);
+  }
+}
+
+absl::Status OwnGpuStream::Wait() const {
+  return CudaStatus(cudaStreamSynchronize(stream_), "waiting for a stream");
+}
+
+absl::StatusOr<std::unique_ptr<OwnGpuEvent>> OwnGpuEvent::Create() {
+  std::unique_ptr<OwnGpuEvent> event(new OwnGpuEvent);
+  CRUMB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event->event_, cudaEventDisableTiming),
+                                   "making an event"));
+  return event;
+}
+
+OwnGpuEvent::~OwnGpuEvent() {
+  if (event_ != nullptr) {
+    cudaEventDestroy(event_);
+  }
+}
+
+absl::Status OwnGpuEvent::Record(GpuStream stream) {
+  return CudaStatus(cudaEventRecord(event_, stream), "recording an event");
+}
+
+absl::Status OwnGpuEvent::Delay(GpuStream stream) const {
+  return CudaStatus(cudaStreamWaitEvent(stream, event_, 0), "having a stream wait for an event");
+}
+
+absl::Status OwnGpuEvent::Wait() const {
+  return CudaStatus(cudaEventSynchronize(event_), "waiting for an event");
+}
+
+absl::StatusOr<std::unique_ptr<OwnGpuMemory>> OwnGpuMemory::Create(size_t bytes) {
+  std::unique_ptr<OwnGpuMemory> memory(new OwnGpuMemory);
+  CRUMB_RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory->data_, bytes),
+                                   absl::StrCat("allocating ", bytes, " bytes of a GPU's memory")));
+  memory->bytes_ = bytes;
+  return memory;
+}
+
+OwnGpuMemory::~OwnGpuMemory() {
+  cudaFree(data_);
+}
+
+absl::StatusOr<std::unique_ptr<HostRegistration>> HostRegistration::Create(
+    std::span<const std::byte> memory, bool is_read_only) {
+  void* const address = const_cast<std::byte*>(memory.data());
+  const cudaError_t error = cudaHostRegister(
+      address, memory.size(), is_read_only ? cudaHostRegisterReadOnly : cudaHostRegisterDefault);
+  if (error == cudaErrorNotSupported) {
+    cudaGetLastError();
+    return absl::UnimplementedError(
+        "this GPU cannot read registered memory that the process may only read; copies go by way "
+        "of the driver's own buffers");
+  }
+  CRUMB_RETURN_IF_ERROR(CudaStatus(
+      error, absl::StrCat("registering ", memory.size(),
+                          " bytes of host memory with a GPU; raise RLIMIT_MEMLOCK if it is low")));
+  std::unique_ptr<HostRegistration> registration(new HostRegistration);
+  registration->memory_ = memory.data();
+  return registration;
+}
+
+HostRegistration::~HostRegistration() {
+  if (memory_ != nullptr) {
+    cudaHostUnregister(const_cast<std::byte*>(memory_));
+  }
+}
+
+absl::Status CopyToGpu(std::byte* target, std::span<const std::byte> source, GpuStream stream) {
+  return CudaStatus(
+      cudaMemcpyAsync(target, source.data(), source.size(), cudaMemcpyHostToDevice, stream),
+      "copying to a GPU");
+}
+
+absl::Status CopyFromGpu(std::span<std::byte> target, const std::byte* source, GpuStream stream) {
+  return CudaStatus(
+      cudaMemcpyAsync(target.data(), source, target.size(), cudaMemcpyDeviceToHost, stream),
+      "copying from a GPU");
+}
+
+absl::Status CopyRowsToGpu(const GpuRowCopy& copy, GpuStream stream) {
+  return CudaStatus(
+      cudaMemcpy2DAsync(copy.target, copy.target_stride, copy.source, copy.source_stride,
+                        copy.row_bytes, copy.rows, cudaMemcpyHostToDevice, stream),
+      "copying rows to a GPU");
+}
+
+}  // namespace crumb
