@@ -26,6 +26,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 
+#include "daemon/store/copy_table.h"
 #include "daemon/tier/arena.h"
 #include "proto/base/ids.h"
 #include "proto/page/geometry.h"
@@ -51,6 +52,7 @@ struct StoredBlock {
   PrefixNode* node = nullptr;  // Where the page is that it belongs to. Null: detached; it is freed
                                // when nobody holds it any more.
   int64_t last_use = 0;        // Of BF16 copies, whose recency is not their page's.
+  BlockCopy copy = {};         // In the tier beside; dropped with the block at the latest.
 
   PageEncoding encoding() const { return chunk->spec().encoding; }
   bool IsIdle() const { return holds == 0 && heads_claimed == 0; }

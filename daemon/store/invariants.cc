@@ -29,6 +29,8 @@ struct StoreCore::Census {
   uint64_t pages_in[2] = {};
   size_t leaves = 0;  // Of all.
   size_t tails = 0;
+  size_t copies = 0;
+  size_t readable_copies = 0;
 };
 
 absl::Status StoreCore::CheckBlock(const Namespace& ns,
@@ -54,6 +56,7 @@ absl::Status StoreCore::CheckBlock(const Namespace& ns,
   const size_t bytes = block.chunk->spec().layout.block_stride();
   census->used_bytes += bytes;
   census->unfinished_bytes += block.heads_present == 0 ? bytes : 0;
+  CRUMB_RETURN_IF_ERROR(CheckCopy(ns, slot, census));
   if (block.heads_present == 0) {
     return absl::OkStatus();
   }
@@ -69,6 +72,64 @@ absl::Status StoreCore::CheckBlock(const Namespace& ns,
   CRUMB_INVARIANT(queues_.tails.Contains(slot) == is_tail, "block ", slot,
                   is_tail ? " is a tail that cannot be evicted" : " is in the queue of tails");
   census->tails += is_tail ? 1u : 0u;
+  return absl::OkStatus();
+}
+
+absl::Status StoreCore::CheckCopy(const Namespace& ns, BlockSlot slot, Census* census) const {
+  const StoredBlock& block = blocks_[slot];
+  const BlockCopy& copy = block.copy;
+  const bool is_queued = copy_queue_.Contains(CopyItem::Of(block.page, slot));
+  CRUMB_INVARIANT(is_queued == (copy.heads != 0), "block ", slot,
+                  is_queued ? " has no copy to drop" : " has a copy that cannot be dropped");
+  if (copy.chunk == nullptr) {
+    CRUMB_INVARIANT((copy.heads | copy.writing) == 0, "block ", slot, " has heads of no copy");
+    return absl::OkStatus();
+  }
+  ++census->copies;
+  census->readable_copies += copy.heads != 0 ? 1u : 0u;
+  CRUMB_INVARIANT((copy.heads | copy.writing) != 0, "block ", slot, " has a copy for nobody");
+  CRUMB_INVARIANT(
+      (copy.heads & copy.writing) == 0 && ((copy.heads | copy.writing) & ~block.heads_present) == 0,
+      "block ", slot, " has heads ", copy.heads, " in its copy, and ", block.heads_present,
+      " itself");
+  CRUMB_INVARIANT(copy.writing == 0 || block.holds > 0, "block ", slot,
+                  " is being copied and held by nobody");
+  CRUMB_INVARIANT(copies_.Find(copy.chunk->id()) == copy.chunk &&
+                      copy.chunk->spec().namespace_id == ns.id &&
+                      copy.chunk->spec().encoding == block.encoding(),
+                  "the copy of block ", slot, " lies in a chunk of something else");
+  if (copy.heads == 0) {
+    return absl::OkStatus();
+  }
+  const PageHeader header = copy.chunk->Header(copy.index);
+  CRUMB_RETURN_IF_ERROR(CheckPageHeader(header, {.profile_id = ns.profile.id,
+                                                 .namespace_id = ns.id,
+                                                 .encoding = block.encoding(),
+                                                 .generation = copy.generation,
+                                                 .page_idx = block.page}));
+  CRUMB_INVARIANT(header.heads_present == copy.heads, "header of the copy of block ", slot,
+                  " has other heads than it");
+  return absl::OkStatus();
+}
+
+absl::Status StoreCore::CheckCopies(const Census& census) const {
+  size_t used = 0;
+  size_t bytes = 0;
+  bool any_empty = false;
+  copies_.VisitChunks([&](const Chunk& chunk) {
+    used += chunk.num_used();
+    bytes += chunk.num_used() * chunk.spec().layout.block_stride();
+    any_empty = any_empty || chunk.num_used() == 0;
+  });
+  CRUMB_INVARIANT(!any_empty, "a chunk of copies that is empty was kept");
+  CRUMB_INVARIANT(used == census.copies && used == copies_.num_copies(), "counts ",
+                  copies_.num_copies(), " copies, has ", census.copies, ", and chunks hold ", used);
+  CRUMB_INVARIANT(bytes == copies_.used_bytes(), "counts ", copies_.used_bytes(),
+                  " bytes of copies, has ", bytes);
+  CRUMB_INVARIANT(census.readable_copies == copy_queue_.size(),
+                  "the queue of copies holds what is not there");
+  CRUMB_INVARIANT(copies_.chunk_bytes() <= copies_.capacity_bytes(), "chunks of copies hold ",
+                  copies_.chunk_bytes(), " bytes of ", copies_.capacity_bytes());
   return absl::OkStatus();
 }
 
@@ -158,6 +219,9 @@ absl::Status StoreCore::CheckOwners() const {
     CRUMB_INVARIANT(session != sessions_.end() && session->second->publishes.contains(id),
                     "publish ", id.value(), " of a session that does not know it");
   }
+  for (const Promotion& promotion : promotions_) {
+    ++pins[promotion.pin];
+  }
   uint64_t counted = 0;
   for (const auto& [pin, count] : pins) {
     CRUMB_INVARIANT(pin->count >= count, "a pin has fewer holders than leases and publishes");
@@ -213,6 +277,7 @@ absl::Status StoreCore::CheckInvariants() const {
                   " bytes in blocks, has ", census.used_bytes);
   CRUMB_INVARIANT(census.unfinished_bytes == blocks_.unfinished_bytes(), "counts ",
                   blocks_.unfinished_bytes(), " unfinished bytes, has ", census.unfinished_bytes);
+  CRUMB_RETURN_IF_ERROR(CheckCopies(census));
   return CheckOwners();
 }
 

@@ -72,6 +72,9 @@ absl::StatusOr<LookupResult> StoreCore::Lookup(SessionId session_id,
     const Lease& lease = GrantLease(session, ns, coverage, now);
     result.lease = lease.id;
     result.pages = PageTable(lease);
+    if (session->spec.reads_copies && LacksCopies(result.pages)) {
+      WantCopies(ns, RadixTree::PositionOf(*lease.pin));
+    }
   }
   ++counters_.lookups;
   counters_.lookup_tokens += tokens.size();
@@ -120,7 +123,23 @@ BlockRef StoreCore::RefOf(BlockSlot slot) const {
   return {block.chunk->id(), block.index, block.generation};
 }
 
+std::optional<BlockRef> StoreCore::CopyRefOf(BlockSlot slot, uint64_t heads) const {
+  const BlockCopy& copy = blocks_[slot].copy;
+  return (copy.heads & heads) == heads
+             ? std::optional<BlockRef>({copy.chunk->id(), copy.index, copy.generation})
+             : std::nullopt;
+}
+
+bool StoreCore::LacksCopies(const std::vector<PageRef>& table) const {
+  return std::any_of(table.begin(), table.end(), [](const PageRef& page) {
+    return (page.int2.has_value() && !page.int2_copy.has_value()) ||
+           (page.bf16.has_value() && !page.bf16_copy.has_value());
+  });
+}
+
 std::vector<PageRef> StoreCore::PageTable(const Lease& lease) const {
+  const auto session = sessions_.find(lease.session);
+  const bool with_copies = session != sessions_.end() && session->second->spec.reads_copies;
   std::vector<PageRef> table(lease.num_pages());
   const uint64_t heads = lease.heads.Mask();
   for (const PrefixNode* node : RadixTree::Path(RadixTree::PositionOf(*lease.pin))) {
@@ -134,9 +153,11 @@ std::vector<PageRef> StoreCore::PageTable(const Lease& lease) const {
       CRUMB_DCHECK(int2 != 0 || bf16 != 0, "leased page without rows");
       if (int2 != 0) {
         table[page].int2 = RefOf(int2);
+        table[page].int2_copy = with_copies ? CopyRefOf(int2, heads) : std::nullopt;
       }
       if (bf16 != 0) {
         table[page].bf16 = RefOf(bf16);
+        table[page].bf16_copy = with_copies ? CopyRefOf(bf16, heads) : std::nullopt;
       }
     }
   }

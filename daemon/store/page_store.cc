@@ -67,15 +67,16 @@ class ABSL_SCOPED_LOCKABLE PageStore::Access {
 };
 
 absl::StatusOr<std::unique_ptr<PageStore>> PageStore::Create(const StoreOptions& options,
-                                                             const Clock& clock) {
+                                                             const Clock& clock,
+                                                             const CopyTier* tier) {
   CRUMB_RETURN_IF_ERROR(CheckOptions(options));
-  return std::unique_ptr<PageStore>(new PageStore(options, clock));
+  return std::unique_ptr<PageStore>(new PageStore(options, clock, tier));
 }
 
-PageStore::PageStore(const StoreOptions& options, const Clock& clock)
+PageStore::PageStore(const StoreOptions& options, const Clock& clock, const CopyTier* tier)
     : options_(options),
       clock_(clock),
-      core_(std::make_unique<store_internal::StoreCore>(options)) {}
+      core_(std::make_unique<store_internal::StoreCore>(options, tier)) {}
 
 PageStore::~PageStore() = default;
 
@@ -173,6 +174,52 @@ absl::StatusOr<ChunkFd> PageStore::GetChunk(SessionId session, ChunkId chunk) co
   return std::as_const(*core_).GetChunk(session, chunk);
 }
 
+absl::StatusOr<CopyChunkFds> PageStore::GetCopyChunk(SessionId session, ChunkId chunk) const {
+  absl::MutexLock lock(&mutex_);
+  return std::as_const(*core_).GetCopyChunk(session, chunk);
+}
+
+bool PageStore::AwaitCopyWork() {
+  absl::MutexLock lock(&mutex_);
+  const auto has_work = [this] {
+    mutex_.AssertReaderHeld();
+    return core_->HasCopyWork();
+  };
+  mutex_.Await(absl::Condition(&has_work));
+  return !core_->stopped_copying();
+}
+
+void PageStore::StopCopies() {
+  absl::MutexLock lock(&mutex_);
+  core_->StopCopies();
+}
+
+CopyBatch PageStore::BeginCopies(size_t max_bytes) {
+  Access lock(this, clock_.Now());
+  store_internal::CopyHold hold = core_->BeginCopies(max_bytes);
+  CopyBatch batch;
+  if (!hold.items.empty()) {
+    hold.store = this;
+    batch.hold_ = std::make_unique<store_internal::CopyHold>(std::move(hold));
+  }
+  return batch;
+}
+
+void PageStore::EndCopies(const store_internal::CopyHold& hold) {
+  Access lock(this, clock_.Now());
+  core_->EndCopies(hold);
+}
+
+std::vector<uint32_t> PageStore::TakeSpentSegments() {
+  absl::MutexLock lock(&mutex_);
+  return core_->TakeSpentSegments();
+}
+
+void PageStore::ReturnSegment(uint32_t segment) {
+  absl::MutexLock lock(&mutex_);
+  core_->ReturnSegment(segment);
+}
+
 void PageStore::Tick() {
   Access lock(this, clock_.Now());
 }
@@ -244,6 +291,24 @@ WriteGuard& WriteGuard::operator=(WriteGuard&& other) noexcept {
 }
 std::span<const WritableBlock> WriteGuard::blocks() const {
   return hold_ == nullptr ? std::span<const WritableBlock>() : hold_->blocks;
+}
+
+CopyBatch::CopyBatch() = default;
+CopyBatch::CopyBatch(CopyBatch&& other) noexcept = default;
+CopyBatch::~CopyBatch() {
+  if (hold_ != nullptr) {
+    hold_->store->EndCopies(*hold_);
+  }
+}
+CopyBatch& CopyBatch::operator=(CopyBatch&& other) noexcept {
+  std::swap(hold_, other.hold_);
+  return *this;
+}
+std::span<const PageCopy> CopyBatch::copies() const {
+  return hold_ == nullptr ? std::span<const PageCopy>() : hold_->copies;
+}
+void CopyBatch::SetArrived(size_t index) {
+  hold_->items[index].arrived = true;
 }
 
 }  // namespace crumb

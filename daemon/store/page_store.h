@@ -15,7 +15,10 @@
 //   4. Bytes in chunks never exceed the capacity; a chunk holds pages of one namespace for ever and
 //      is given back to the system when it is empty, never to another namespace.
 //   5. A block's generation moves on before its bytes may change.
-//   6. A session that ended owns nothing; memory that it still writes is freed when it stops.
+//   6. A copy of a page in the tier beside has the page's bytes, is held by what holds the page,
+//   and
+//      goes with it at the latest.
+//   7. A session that ended owns nothing; memory that it still writes is freed when it stops.
 //
 // Thread-safe: one mutex; no I/O, RPC or copy of page bytes under it. Time comes from the Clock.
 // Errors named in no comment: FAILED_PRECONDITION when the session is not attached (any more).
@@ -35,6 +38,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "daemon/store/store_types.h"
+#include "daemon/tier/copy_tier.h"
 #include "daemon/tier/populate.h"
 #include "proto/base/clock.h"
 #include "proto/base/ids.h"
@@ -44,6 +48,7 @@ namespace crumb {
 
 namespace store_internal {
 class StoreCore;
+struct CopyHold;
 struct ReadHold;
 struct WriteHold;
 }  // namespace store_internal
@@ -103,11 +108,34 @@ class WriteGuard {
   std::unique_ptr<store_internal::WriteHold> hold_;
 };
 
+// Blocks on their way into the tier beside, whose places and sources are held until this is
+// destroyed. Then those that have arrived become readable, and the places of the others free.
+// Move-only, Thread-compatible; must not outlive the store.
+class CopyBatch {
+ public:
+  CopyBatch();
+  ~CopyBatch();
+  CopyBatch(CopyBatch&& other) noexcept;
+  CopyBatch& operator=(CopyBatch&& other) noexcept;
+  CopyBatch(const CopyBatch&) = delete;
+  CopyBatch& operator=(const CopyBatch&) = delete;
+
+  // For CopyTier::Write.
+  std::span<const PageCopy> copies() const;
+  void SetArrived(size_t index);
+
+ private:
+  friend class PageStore;
+  std::unique_ptr<store_internal::CopyHold> hold_;
+};
+
 class PageStore {
  public:
-  // INVALID_ARGUMENT names the option, its value and its limit.
+  // INVALID_ARGUMENT names the option, its value and its limit. `tier` may be null: then there are
+  // no copies. It outlives the store.
   static absl::StatusOr<std::unique_ptr<PageStore>> Create(const StoreOptions& options,
-                                                           const Clock& clock);
+                                                           const Clock& clock,
+                                                           const CopyTier* tier = nullptr);
   // No guard may be alive.
   ~PageStore();
   PageStore(const PageStore&) = delete;
@@ -182,6 +210,26 @@ class PageStore {
   // up again). PERMISSION_DENIED: of another tenant or profile.
   absl::StatusOr<ChunkFd> GetChunk(SessionId session, ChunkId chunk) const;
 
+  // The same of a chunk of copies, by the ids that PageRef's copies have. FAILED_PRECONDITION also:
+  // there is no tier beside.
+  absl::StatusOr<CopyChunkFds> GetCopyChunk(SessionId session, ChunkId chunk) const;
+
+  // For the one who copies into the tier beside. What was published, or looked up by a session that
+  // reads copies, is wanted there.
+
+  // Blocks until there may be something to copy or a segment to renew. False: StopCopies was
+  // called.
+  bool AwaitCopyWork();
+  void StopCopies();
+  // Blocks that are to be copied now, in order of pages, up to `max_bytes` or little more. Makes
+  // room by dropping copies that were used longer ago, of no page that is held. None: nothing is
+  // wanted, there is no room, or StopCopies was called.
+  CopyBatch BeginCopies(size_t max_bytes);
+  // Segments that are not used any more, each told once: to be renewed and then returned. Until
+  // then they hold nothing.
+  std::vector<uint32_t> TakeSpentSegments();
+  void ReturnSegment(uint32_t segment);
+
   // Ends what is due: leases, quarantines. Call it several times a second.
   void Tick();
 
@@ -202,11 +250,13 @@ class PageStore {
   absl::Status CheckInvariants() const;
 
  private:
+  friend class CopyBatch;
   friend class ReadGuard;
   friend class WriteGuard;
   class Access;
 
-  PageStore(const StoreOptions& options, const Clock& clock);
+  PageStore(const StoreOptions& options, const Clock& clock, const CopyTier* tier);
+  void EndCopies(const store_internal::CopyHold& hold);
   void EndRead(const store_internal::ReadHold& hold);
   void EndWrite(const store_internal::WriteHold& hold);
 

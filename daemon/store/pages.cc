@@ -59,6 +59,7 @@ void StoreCore::Detach(Namespace* ns, BlockSlot slot) {
   }
   *link = block.next;
   block.next = 0;
+  DropCopy(slot);  // While it is in its page: a copy never outlives what it is of.
   block.node = nullptr;
   CountPresence(ns, slots, 1);
   queues_.tails.Withdraw(slot);

@@ -373,6 +373,7 @@ absl::StatusOr<CommitResult> StoreCore::CommitPublish(SessionId session_id,
     }
   }
   publish->items.clear();
+  WantCopies(publish->ns, RadixTree::PositionOf(*publish->pin));
   result.pages_present = publish->num_pages() - result.pages_added;
   counters_.published_pages += result.pages_added;
   ++counters_.publishes_committed;

@@ -61,11 +61,19 @@ absl::Status CheckProfile(const PageProfile& profile) {
 
 }  // namespace
 
-StoreCore::StoreCore(const StoreOptions& options)
-    : options_(options), blocks_(options.capacity_bytes, options.chunk_bytes) {}
+StoreCore::StoreCore(const StoreOptions& options, const CopyTier* tier)
+    : options_(options), blocks_(options.capacity_bytes, options.chunk_bytes), copies_(tier) {}
 
 StoreCore::~StoreCore() {
-  CRUMB_CHECK(reads_ + writes_ == 0, "a guard outlives its store");
+  CRUMB_CHECK(reads_ + writes_ + copying_ == 0, "a guard outlives its store");
+}
+
+std::vector<std::unique_ptr<Chunk>> StoreCore::TakeClosedChunks() {
+  std::vector<std::unique_ptr<Chunk>> closed = blocks_.TakeClosed();
+  for (std::unique_ptr<Chunk>& chunk : copies_.TakeClosed()) {
+    closed.push_back(std::move(chunk));
+  }
+  return closed;
 }
 
 int64_t StoreCore::NextStamp(absl::Time now) {
@@ -125,14 +133,19 @@ absl::StatusOr<ChunkFd> StoreCore::GetChunk(SessionId session_id, ChunkId chunk_
     return absl::NotFoundError(absl::StrCat("chunk ", chunk_id.value(),
                                             " is not there (any more); look the prefix up again"));
   }
-  const Namespace& ns = *namespaces_.at(chunk->spec().namespace_id);
-  if (ns.tenant != session->spec.tenant || ns.profile.id != session->spec.profile.id) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("chunk ", chunk_id.value(), " is not of tenant ", session->spec.tenant,
-                     " under profile ", session->spec.profile.id.Short()));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckMayMap(*session, *chunk));
   CRUMB_ASSIGN_OR_RETURN(UniqueFd fd, chunk->Duplicate());
   return ChunkFd{std::move(fd), chunk->bytes(), chunk->num_blocks()};
+}
+
+absl::Status StoreCore::CheckMayMap(const Session& session, const Chunk& chunk) const {
+  const Namespace& ns = *namespaces_.at(chunk.spec().namespace_id);
+  if (ns.tenant != session.spec.tenant || ns.profile.id != session.spec.profile.id) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("chunk ", chunk.id().value(), " is not of tenant ", session.spec.tenant,
+                     " under profile ", session.spec.profile.id.Short()));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<const Session*> StoreCore::FindSession(SessionId id) const {

@@ -26,6 +26,11 @@ StoreStatus StoreCore::Status(absl::Time now) const {
   status.leases = leases_.size() - leases_in_quarantine_;
   status.quarantined_leases = leases_in_quarantine_;
   status.publishes = publishes_.size();
+  status.copy_capacity_bytes = copies_.capacity_bytes();
+  status.copy_chunk_bytes = copies_.chunk_bytes();
+  status.copy_used_bytes = copies_.used_bytes();
+  status.copies = copies_.num_copies();
+  status.waiting_promotions = promotions_.size();
   status.counters = counters_;
   for (const auto& [id, ns] : namespaces_) {
     status.int2_pages += ns->pages_in[0];

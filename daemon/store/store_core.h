@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,7 +31,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "daemon/policy/lru_queue.h"
 #include "daemon/store/block_table.h"
+#include "daemon/store/copy_table.h"
 #include "daemon/store/eviction_planner.h"
 #include "daemon/store/store_model.h"
 #include "daemon/store/store_types.h"
@@ -39,7 +42,8 @@ namespace crumb::store_internal {
 
 class StoreCore {
  public:
-  explicit StoreCore(const StoreOptions& options);
+  // `tier` may be null.
+  StoreCore(const StoreOptions& options, const CopyTier* tier);
   ~StoreCore();
   StoreCore(const StoreCore&) = delete;
   StoreCore& operator=(const StoreCore&) = delete;
@@ -48,6 +52,18 @@ class StoreCore {
   absl::StatusOr<SessionId> OpenSession(const SessionSpec& spec, absl::Time now);
   void EndSession(SessionId id, absl::Time now);
   absl::StatusOr<ChunkFd> GetChunk(SessionId session, ChunkId chunk) const;
+  absl::StatusOr<CopyChunkFds> GetCopyChunk(SessionId session, ChunkId chunk) const;
+
+  // Copies in the tier beside.
+  CopyHold BeginCopies(size_t max_bytes);
+  void EndCopies(const CopyHold& hold);
+  bool HasCopyWork() const {
+    return stopped_copying_ || !promotions_.empty() || copies_.has_spent();
+  }
+  void StopCopies() { stopped_copying_ = true; }
+  bool stopped_copying() const { return stopped_copying_; }
+  std::vector<uint32_t> TakeSpentSegments() { return copies_.TakeSpent(); }
+  void ReturnSegment(uint32_t segment) { copies_.ReturnSegment(segment); }
 
   // Lookups and leases.
   absl::StatusOr<LookupResult> Lookup(SessionId session,
@@ -98,7 +114,7 @@ class StoreCore {
 
   const StoreOptions& options() const { return options_; }
   // Closed chunks, to be destroyed without the lock.
-  std::vector<std::unique_ptr<Chunk>> TakeClosedChunks() { return blocks_.TakeClosed(); }
+  std::vector<std::unique_ptr<Chunk>> TakeClosedChunks();
 
  private:
   // What of a prompt a reader of `heads` could use.
@@ -116,6 +132,7 @@ class StoreCore {
   absl::Status CheckNotDraining(std::string_view what) const;
   Namespace* FindNamespace(const Session& session, std::string_view context_key) const;
   absl::StatusOr<const Namespace*> FindNamespace(const NamespaceId& id) const;
+  absl::Status CheckMayMap(const Session& session, const Chunk& chunk) const;
   absl::StatusOr<Namespace*> FindOrMakeNamespace(const Session& session,
                                                  std::string_view context_key);
   void DropNamespaceIfEmpty(Namespace* ns);
@@ -129,6 +146,8 @@ class StoreCore {
   std::vector<PageRef> PageTable(const Lease& lease) const;
   Lease& GrantLease(Session* session, Namespace* ns, const Coverage& coverage, absl::Time now);
   BlockRef RefOf(BlockSlot slot) const;
+  std::optional<BlockRef> CopyRefOf(BlockSlot slot, uint64_t heads) const;
+  bool LacksCopies(const std::vector<PageRef>& table) const;
 
   // lease.cc
   Lease* FindLease(const Session& session, LeaseId id);
@@ -172,6 +191,20 @@ class StoreCore {
   uint64_t EvictFrom(Namespace* ns, PrefixNode* node, uint32_t first_kept);
   Namespace* NamespaceOf(const PrefixNode& node) const;
 
+  // copies.cc
+  bool MayHaveCopies(const Namespace& ns) const;
+  // Queues what is not copied yet of a prefix of finished pages.
+  void WantCopies(Namespace* ns, PrefixPosition prefix);
+  bool IsCopyIdle(BlockSlot slot) const;
+  int64_t CopyUse(BlockSlot slot) const;
+  void DropCopy(BlockSlot slot);
+  std::optional<std::vector<BlockSlot>> FindCopiesToDrop(const Chunk& home,
+                                                         int64_t before,
+                                                         bool* moved_any);
+  bool MakeCopyRoom(const Chunk& home, int64_t before);
+  bool PlanCopy(Namespace* ns, BlockSlot slot, int64_t used, CopyHold* hold);
+  bool PlanPageCopies(const Promotion& promotion, uint32_t page, CopyHold* hold);
+
   // status.cc
   TreeNodeStatus NodeStatus(const Namespace& ns, const PrefixNode& node, absl::Time now) const;
   void ListNodes(const Namespace& ns, uint32_t max_nodes, absl::Time now, TreeStatus* tree) const;
@@ -186,6 +219,8 @@ class StoreCore {
                           uint32_t page,
                           BlockSlot slot,
                           Census* census) const;
+  absl::Status CheckCopy(const Namespace& ns, BlockSlot slot, Census* census) const;
+  absl::Status CheckCopies(const Census& census) const;
   absl::Status CheckOwners() const;
 
   // A stamp later than all before it, near `now`.
@@ -194,6 +229,9 @@ class StoreCore {
   const StoreOptions options_;
   BlockTable blocks_;
   EvictionQueues queues_;
+  CopyTable copies_;
+  LruQueue<CopyItem> copy_queue_;     // Copies of which a head is readable.
+  std::deque<Promotion> promotions_;  // Prefixes that wait to be copied, oldest first.
   absl::flat_hash_map<NamespaceId, std::unique_ptr<Namespace>> namespaces_;
   absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
   absl::flat_hash_map<LeaseId, std::unique_ptr<Lease>> leases_;
@@ -204,8 +242,10 @@ class StoreCore {
   int64_t last_stamp_ = 0;
   size_t reads_ = 0;  // Guards alive.
   size_t writes_ = 0;
+  size_t copying_ = 0;
   size_t leases_in_quarantine_ = 0;
   bool draining_ = false;
+  bool stopped_copying_ = false;
 };
 
 }  // namespace crumb::store_internal

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -78,6 +79,42 @@ struct Publish {
   std::vector<BlockSlot> held_copies;  // BF16 copies of the tail that were there, each held.
 
   uint32_t num_pages() const { return pin->last_page + 1; }
+};
+
+// A prefix whose pages are to be copied into the tier beside.
+struct Promotion {
+  Namespace* ns = nullptr;
+  PrefixPin* pin = nullptr;  // On its last page.
+  uint32_t next_page = 0;    // Those before it are copied, or on their way.
+  bool waited = false;       // Once, for a segment to be ready.
+};
+
+// A copy in the order in which copies go: of equally recent ones, the later page first.
+struct CopyItem {
+  uint32_t pages_before_last = 0;
+  BlockSlot slot = 0;
+
+  static CopyItem Of(PageIdx page, BlockSlot slot) { return {~page.value(), slot}; }
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 misreads a defaulted <=>.
+  friend constexpr auto operator<=>(const CopyItem&, const CopyItem&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const CopyItem& item) {
+    return H::combine(std::move(state), item.slot);
+  }
+};
+
+// What a CopyBatch holds.
+struct CopyHold {
+  struct Item {
+    Namespace* ns = nullptr;
+    BlockSlot slot = 0;  // Held.
+    uint64_t heads = 0;  // One run.
+    bool arrived = false;
+  };
+  PageStore* store = nullptr;
+  std::vector<Item> items;
+  std::vector<PageCopy> copies;  // Beside items.
+  size_t bytes = 0;
 };
 
 // What a ReadGuard holds.

@@ -53,6 +53,8 @@ struct SessionSpec {
   std::string tenant;
   PageProfile profile;
   HeadRange heads;  // count 0: all.
+  // It reads copies in the tier beside: lookups say where they are, and have missing ones made.
+  bool reads_copies = false;
 };
 
 // One encoding of one page of a prefix.
@@ -76,6 +78,10 @@ struct BlockRef {
 struct PageRef {
   std::optional<BlockRef> int2;
   std::optional<BlockRef> bf16;
+  // The same bytes in the tier beside, in chunks of copies, for sessions that read those. As long
+  // as the lease lasts, where they are there at its start.
+  std::optional<BlockRef> int2_copy = std::nullopt;
+  std::optional<BlockRef> bf16_copy = std::nullopt;
 };
 
 struct PrefixLength {
@@ -117,6 +123,14 @@ struct ChunkFd {
   uint32_t num_blocks = 0;
 };
 
+// A chunk of copies as it is passed to a reader: the table of headers, and the tier's memory.
+struct CopyChunkFds {
+  UniqueFd headers;  // A memfd, sealed against writing and resizing.
+  UniqueFd memory;   // What the tier's devices map.
+  size_t memory_bytes = 0;
+  uint32_t num_blocks = 0;
+};
+
 struct EvictResult {
   uint64_t evicted_pages = 0;
   uint64_t freed_bytes = 0;
@@ -138,6 +152,11 @@ struct StoreCounters {
   uint64_t evicted_tail_copies = 0;  // BF16 copies dropped from pages that stayed in INT2.
   uint64_t leases_granted = 0;
   uint64_t expired_leases = 0;
+  // Of the tier beside.
+  uint64_t copies = 0;           // Made.
+  uint64_t failed_copies = 0;    // Whose bytes did not arrive, or not right.
+  uint64_t unplaced_copies = 0;  // Prefixes for which there was no room, from some page on.
+  uint64_t dropped_copies = 0;   // For colder than what needed their place: the page stayed.
 };
 
 struct SessionStatus {
@@ -177,6 +196,11 @@ struct StoreStatus {
   uint64_t quarantined_leases = 0;
   uint64_t quarantined_bytes = 0;
   uint64_t index_nodes = 0;
+  uint64_t copy_capacity_bytes = 0;  // Of the tier beside; 0: there is none.
+  uint64_t copy_chunk_bytes = 0;
+  uint64_t copy_used_bytes = 0;
+  uint64_t copies = 0;              // Blocks that have one, or are getting one.
+  uint64_t waiting_promotions = 0;  // Prefixes that wait to be copied.
   StoreCounters counters;
   std::vector<SessionStatus> sessions;      // Ascending by id.
   std::vector<NamespaceStatus> namespaces;  // Ascending by tenant, then context key.

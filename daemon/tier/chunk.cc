@@ -52,9 +52,14 @@ void StoreRelease(uint64_t* field, uint64_t value) {
 
 }  // namespace
 
+size_t Chunk::MemfdBytes(const ChunkSpec& spec) {
+  return spec.segment.has_value() ? spec.layout.block_offset(0) : spec.layout.total_bytes();
+}
+
 absl::StatusOr<std::unique_ptr<Chunk>> Chunk::Create(ChunkId id, const ChunkSpec& spec) {
-  const size_t bytes = spec.layout.total_bytes();
-  const std::string name = absl::StrCat("crumb-chunk-", id.value());
+  const size_t bytes = MemfdBytes(spec);
+  const std::string name =
+      absl::StrCat(spec.segment.has_value() ? "crumb-copies-" : "crumb-chunk-", id.value());
   UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_valid()) {
     return SystemError("memfd_create", bytes);
@@ -101,6 +106,7 @@ PageHeader& Chunk::header(uint32_t block) {
 }
 
 std::span<std::byte> Chunk::Image(uint32_t block) {
+  CRUMB_CHECK(!spec_.segment.has_value(), "images of copies lie in their tier");
   CRUMB_CHECK(block < num_blocks(), "block outside of the chunk");
   return {memory_ + spec_.layout.block_offset(block), spec_.layout.image_bytes};
 }

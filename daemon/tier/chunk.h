@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One memfd of the arena: a header table and blocks, as proto/page/chunk_layout.h lays them out.
+// One memfd of the arena: a header table and blocks, as proto/page/chunk_layout.h lays them out. A
+// chunk of copies has the table alone: its blocks lie in a segment of their tier (copy_tier.h).
 // The daemon has the only writable mapping. Seals keep everyone else, whatever rights they have,
 // from mapping it writable, writing to it or changing its size (F_SEAL_FUTURE_WRITE, SHRINK, GROW),
 // and from changing the seals (F_SEAL_SEAL).
@@ -17,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,6 +39,8 @@ struct ChunkSpec {
   ProfileId profile_id;
   PageEncoding encoding = PageEncoding::kInt2;
   ChunkLayout layout;
+  // Of a tier: block b lies in it at b * layout.block_stride(), and the memfd holds no images.
+  std::optional<uint32_t> segment = std::nullopt;
 };
 
 class Chunk {
@@ -51,7 +55,8 @@ class Chunk {
 
   ChunkId id() const { return id_; }
   const ChunkSpec& spec() const { return spec_; }
-  size_t bytes() const { return spec_.layout.total_bytes(); }
+  // Of the memfd.
+  size_t bytes() const { return MemfdBytes(spec_); }
   uint32_t num_blocks() const { return spec_.layout.num_blocks; }
   uint32_t num_free() const { return static_cast<uint32_t>(free_.size()); }
   uint32_t num_used() const { return num_blocks() - num_free(); }
@@ -64,7 +69,7 @@ class Chunk {
   // The generation moves on, so that no reader believes what it reads there from now on.
   void GiveBack(uint32_t block);
 
-  // The whole image of a block.
+  // The whole image of a block; not of a chunk of copies.
   std::span<std::byte> Image(uint32_t block);
   // Where byte `offset` of its image is, if nothing has been written there since the chunk was
   // made.
@@ -88,6 +93,7 @@ class Chunk {
 
  private:
   Chunk(ChunkId id, const ChunkSpec& spec, UniqueFd fd, std::byte* memory);
+  static size_t MemfdBytes(const ChunkSpec& spec);
   PageHeader& header(uint32_t block);
   void MoveGeneration(uint32_t block);
   void StoreHeads(PageHeader* target,

@@ -21,6 +21,7 @@
 #include "daemon/store/page_store.h"
 #include "tests/model/store_twin.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/fake_copy_tier.h"
 #include "tests/support/store_testing.h"
 
 namespace crumb {
@@ -57,8 +58,12 @@ struct ModelRead {
 
 class StoreModel {
  public:
-  // On a store of so many bytes. Equal seeds, equal operations.
-  StoreModel(uint64_t seed, size_t capacity_bytes, TwinFault fault = TwinFault::kNone);
+  // On a store of so many bytes, with a tier of copies beside it of so many segments of 144 KiB; 0:
+  // none. Equal seeds, equal operations.
+  StoreModel(uint64_t seed,
+             size_t capacity_bytes,
+             TwinFault fault = TwinFault::kNone,
+             uint32_t num_segments = 0);
 
   // One random operation.
   void Step();
@@ -67,6 +72,7 @@ class StoreModel {
   // Ends whatever holds anything, and checks that nothing is held.
   void EndAll();
   StoreCounters counters() const { return store_->Status().counters; }
+  uint64_t verified_copies() const { return verified_copies_; }
 
  private:
   int Uniform(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random_); }
@@ -94,6 +100,11 @@ class StoreModel {
   void Lookup();
   // All bytes that a lease gives are what was published, where the lookup said they are.
   void VerifyLease(const ModelLease& lease);
+  // The same of its copies, by their descriptors, for as long as the lease or its quarantine.
+  void VerifyCopies(const ModelLease& lease);
+  void VerifyCopy(const ModelLease& lease, const BlockRef& ref, PageKey key);
+  // All that waits to be copied; some of it fails.
+  void CopyAll();
   void BeginOrEndRead();
   void Begin();
   void CheckRefusal(const std::string& prefix, const StoreStatus& before, const StoreStatus& after);
@@ -111,6 +122,9 @@ class StoreModel {
 
   std::mt19937_64 random_;
   FakeClock clock_;
+  std::unique_ptr<FakeCopyTier> tier_;  // Null: none.
+  std::vector<uint32_t> unready_segments_;
+  uint64_t verified_copies_ = 0;
   std::unique_ptr<PageStore> store_;
   StoreTwin twin_;
   // Sessions that last, one a tenant and range of heads: by their probes it is seen what is there.

@@ -2,11 +2,13 @@
 //
 // StoreModel: sessions, lookups, leases and reads.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
+#include "proto/page/chunk_layout.h"
 #include "tests/model/store_model.h"
 
 namespace crumb {
@@ -18,15 +20,18 @@ constexpr int kMaxPages = 6;
 
 }  // namespace
 
-StoreModel::StoreModel(uint64_t seed, size_t capacity_bytes, TwinFault fault)
-    : random_(seed), twin_(fault) {
+StoreModel::StoreModel(uint64_t seed, size_t capacity_bytes, TwinFault fault, uint32_t num_segments)
+    : random_(seed),
+      tier_(num_segments == 0 ? nullptr
+                              : std::make_unique<FakeCopyTier>(size_t{144} << 10, num_segments)),
+      twin_(fault) {
   StoreOptions options;
   options.capacity_bytes = capacity_bytes;
   options.chunk_bytes = 256 << 10;
   options.lease = absl::Seconds(10);
   options.lease_grace = absl::Seconds(1);
   options.quarantine = absl::Seconds(5);
-  store_ = *PageStore::Create(options, clock_);
+  store_ = *PageStore::Create(options, clock_, tier_.get());
   for (const char* tenant : {"t0", "t1"}) {
     for (const HeadRange& heads : kRanges) {
       watchers_.push_back({*store_->OpenSession(SmallSession(tenant, heads)), tenant, heads});
@@ -59,6 +64,9 @@ void StoreModel::Step() {
   } else {
     clock_.Advance(absl::Milliseconds(Uniform(6000)));
     Tick();
+  }
+  if (tier_ != nullptr) {
+    CopyAll();
   }
   twin_.Trim();
 }
@@ -110,7 +118,9 @@ void StoreModel::OpenSession() {
     return;
   }
   ModelSession session{{}, Uniform(2) == 0 ? "t0" : "t1", kRanges[Uniform(3)]};
-  session.id = *store_->OpenSession(SmallSession(session.tenant, session.heads));
+  SessionSpec spec = SmallSession(session.tenant, session.heads);
+  spec.reads_copies = tier_ != nullptr && Uniform(2) == 0;
+  session.id = *store_->OpenSession(spec);
   sessions_.emplace(session.id, session);
 }
 
@@ -181,6 +191,74 @@ void StoreModel::Lookup() {
     }
   }
   VerifyLease(leases_.back());
+  VerifyCopies(leases_.back());
+}
+
+void StoreModel::CopyAll() {
+  tier_->out_of_memory = Uniform(4) == 0;
+  for (const uint32_t segment : store_->TakeSpentSegments()) {
+    unready_segments_.push_back(segment);
+  }
+  std::erase_if(unready_segments_, [&](uint32_t segment) {
+    const bool renewed = tier_->Renew(segment).ok();
+    if (renewed) {
+      store_->ReturnSegment(segment);
+    }
+    return renewed;
+  });
+  while (store_->Status().waiting_promotions > 0) {
+    tier_->flips_a_bit = Uniform(8) == 0;
+    CopyBatch batch = store_->BeginCopies(static_cast<size_t>(1 + Uniform(100'000)));
+    const auto results = tier_->Write(batch.copies());
+    if (Uniform(4) == 0 && !sessions_.empty()) {  // Lookups meet copies that are on their way.
+      Lookup();
+    }
+    ASSERT_EQ(absl::OkStatus(), store_->CheckInvariants());
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (results[i].ok() && Uniform(16) != 0) {
+        batch.SetArrived(i);
+      }
+    }
+  }
+  if (!leases_.empty()) {
+    VerifyCopies(*Pick(leases_));
+  }
+}
+
+void StoreModel::VerifyCopies(const ModelLease& lease) {
+  for (uint32_t p = 0; p < lease.pages.size(); ++p) {
+    if (lease.pages[p].int2_copy.has_value()) {
+      VerifyCopy(lease, *lease.pages[p].int2_copy, {PageIdx(p), PageEncoding::kInt2});
+    }
+    if (lease.pages[p].bf16_copy.has_value()) {
+      VerifyCopy(lease, *lease.pages[p].bf16_copy, {PageIdx(p), PageEncoding::kBf16});
+    }
+  }
+}
+
+void StoreModel::VerifyCopy(const ModelLease& lease, const BlockRef& ref, PageKey key) {
+  // Whoever of the tenant asks for it: the lease may be in quarantine, without its session.
+  const std::string tenant = Salt(lease.prefix).substr(0, 2);
+  const auto watcher = std::find_if(watchers_.begin(), watchers_.end(),
+                                    [&](const auto& w) { return w.tenant == tenant; });
+  const auto chunk = store_->GetCopyChunk(watcher->id, ref.chunk);
+  ASSERT_EQ(absl::OkStatus(), chunk.status()) << lease.prefix << " page " << key.page.value();
+  const ChunkLayout layout{kGeometry.PageBytes(key.encoding), chunk->num_blocks};
+  PinnedPage page{.key = key, .header = {}, .bytes = {}};
+  ASSERT_EQ(static_cast<ssize_t>(sizeof(PageHeader)),
+            ::pread(chunk->headers.get(), &page.header, sizeof(PageHeader),
+                    static_cast<off_t>(ChunkLayout::header_offset(ref.block))));
+  const size_t range_bytes = kGeometry.HeadRangeBytes(key.encoding);
+  std::vector<std::byte> bytes(lease.heads.count * range_bytes);
+  ASSERT_EQ(static_cast<ssize_t>(bytes.size()),
+            ::pread(chunk->memory.get(), bytes.data(), bytes.size(),
+                    static_cast<off_t>(ref.block * layout.block_stride() +
+                                       lease.heads.first * range_bytes)));
+  page.bytes = bytes;
+  ASSERT_EQ(ref.generation.value(), page.header.generation);
+  ASSERT_TRUE(BlockHolds(page, Salt(lease.prefix), Tokens(lease.prefix), lease.heads, kGeometry))
+      << "the copy of " << lease.prefix << " page " << key.page.value();
+  ++verified_copies_;
 }
 
 void StoreModel::VerifyLease(const ModelLease& lease) {

@@ -24,11 +24,12 @@ uint64_t FromEnvironment(const char* name, uint64_t fallback) {
   return text != nullptr && absl::SimpleAtoi(text, &value) ? value : fallback;
 }
 
-void RunModel(size_t capacity_bytes, StoreCounters* counters) {
+void RunModel(size_t capacity_bytes, uint32_t num_segments, StoreCounters* counters) {
   const uint64_t seed = FromEnvironment("CRUMB_MODEL_SEED", std::random_device()());
-  const uint64_t operations = FromEnvironment("CRUMB_MODEL_OPERATIONS", 100'000);
+  const uint64_t operations =
+      FromEnvironment("CRUMB_MODEL_OPERATIONS", num_segments == 0 ? 100'000 : 30'000);
   std::cout << "CRUMB_MODEL_SEED=" << seed << " CRUMB_MODEL_OPERATIONS=" << operations << "\n";
-  StoreModel model(seed, capacity_bytes);
+  StoreModel model(seed, capacity_bytes, TwinFault::kNone, num_segments);
   for (uint64_t i = 0; i < operations; ++i) {
     SCOPED_TRACE(absl::StrCat("operation ", i, " of seed ", seed));
     model.Step();
@@ -46,6 +47,14 @@ void RunModel(size_t capacity_bytes, StoreCounters* counters) {
             << counters->publishes_aborted << " aborted, " << counters->expired_leases
             << " leases expired, " << counters->evicted_pages << " pages and "
             << counters->evicted_tail_copies << " tail copies evicted\n";
+  if (num_segments > 0) {
+    std::cout << counters->copies << " copies made, " << counters->failed_copies << " failed, "
+              << counters->unplaced_copies << " without a place, " << counters->dropped_copies
+              << " dropped, " << model.verified_copies() << " verified\n";
+    EXPECT_GT(counters->copies, 0u);
+    EXPECT_GT(counters->failed_copies, 0u);
+    EXPECT_GT(model.verified_copies(), 0u);
+  }
 }
 
 // The model must notice a store that differs from its twin; a twin that errs differs from a store
@@ -80,15 +89,27 @@ TEST(StoreModelTest, TwinsThatErrAreCaught) {
 
 TEST(StoreModelTest, AmpleStoreAgreesWithTwinInEverything) {
   StoreCounters counters;
-  RunModel(size_t{1} << 30, &counters);
+  RunModel(size_t{1} << 30, 0, &counters);
   EXPECT_EQ(0u, counters.evicted_tail_copies);
 }
 
 TEST(StoreModelTest, FullStoreEvictsOnlyWhatNobodyHolds) {
   StoreCounters counters;
-  RunModel(size_t{1} << 20, &counters);
+  RunModel(size_t{1} << 20, 0, &counters);
   EXPECT_GT(counters.evicted_pages, 0u);
   EXPECT_GT(counters.evicted_tail_copies, 0u);
+}
+
+TEST(StoreModelTest, CopiesInATierBesideAreTheirPages) {
+  StoreCounters counters;
+  RunModel(size_t{1} << 30, 12, &counters);
+}
+
+TEST(StoreModelTest, FullStoreBesideAFullTierKeepsWhatLeasesHaveInBoth) {
+  StoreCounters counters;
+  RunModel(size_t{1} << 20, 5, &counters);
+  EXPECT_GT(counters.evicted_pages, 0u);
+  EXPECT_GT(counters.dropped_copies, 0u);
 }
 
 }  // namespace
