@@ -60,8 +60,8 @@ std::vector<PagePlaces> PlacesToPull(std::vector<PagePlaces> pages) {
 
 }  // namespace
 
-ClientImpl::ClientImpl(ClientOptions options, const Clock& clock)
-    : options_(std::move(options)), clock_(clock) {
+ClientImpl::ClientImpl(ClientOptions options, const GpuUuid& gpu_uuid, const Clock& clock)
+    : options_(std::move(options)), gpu_uuid_(gpu_uuid), clock_(clock) {
   state_.last_error =
       absl::UnavailableError(absl::StrCat("crumbd ", options_.address, " has not answered yet"));
   attach_thread_ = std::thread([this] { AttachMain(); });
@@ -107,6 +107,7 @@ void ClientImpl::AttachMain() {
       absl::MutexLock lock(&mutex_);
       state_.attached = false;
       state_.data_plane = DataPlane::kAuto;
+      state_.reads_gpu_pages = false;
       state_.draining = false;
       state_.session_id = 0;
       state_.last_error = reason;
@@ -150,7 +151,9 @@ absl::Status ClientImpl::RunSession() {
                          control->Attach({.client_name = options_.client_name,
                                           .tenant = options_.tenant,
                                           .profile = options_.profile,
-                                          .heads = options_.heads}));
+                                          .heads = options_.heads,
+                                          .gpu = options_.gpu,
+                                          .gpu_uuid = gpu_uuid_}));
   CRUMB_ASSIGN_OR_RETURN(DataPlanes planes, OpenDataPlanes(attached.info));
   const bool draining = attached.draining;
   auto session = std::make_shared<Session>(control, std::move(attached), std::move(planes), clock_);
@@ -167,6 +170,8 @@ absl::Status ClientImpl::RunSession() {
     ++state_.num_attaches;
     state_.data_plane = session->planes().in_use;
     state_.data_plane_note = session->planes().note;
+    state_.reads_gpu_pages = session->info().gpu >= 0 && session->planes().map != nullptr;
+    state_.gpu_note = session->info().gpu_note;
     state_.draining = draining;
     state_.last_error = absl::OkStatus();
   }
@@ -284,7 +289,7 @@ absl::StatusOr<std::shared_ptr<PrefixHandle>> ClientImpl::Lookup(std::span<const
     session->ReleaseLease(found->lease);
     return source.status();
   }
-  return std::make_shared<Prefix>(std::move(session), *found, *std::move(source));
+  return std::make_shared<Prefix>(std::move(session), *found, *std::move(source), options_.gpu);
 }
 
 absl::StatusOr<std::unique_ptr<PageSource>> ClientImpl::OpenSource(const Session& session,
@@ -296,6 +301,9 @@ absl::StatusOr<std::unique_ptr<PageSource>> ClientImpl::OpenSource(const Session
                             .namespace_id = ComputeNamespaceId(
                                 options_.tenant, session.info().profile->id(), options.context_key),
                             .pages = pull ? PlacesToPull(found.pages) : found.pages};
+  if (options.on_gpu && !pull) {
+    return session.planes().map->OpenOnGpu(prefix, sent_at + options.timeout);
+  }
   return session.planes().transport()->Open(
       prefix, sent_at + (pull ? options.pull_timeout : options.timeout));
 }
@@ -303,12 +311,6 @@ absl::StatusOr<std::unique_ptr<PageSource>> ClientImpl::OpenSource(const Session
 absl::StatusOr<PublishResult> ClientImpl::Publish(const Sequence& sequence,
                                                   std::span<const uint32_t> tokens,
                                                   const PublishOptions& options) {
-  CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
-  if (tokens.empty() || tokens.size() % kPageTokens != 0 || tokens.size() > sequence.length()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "publish of ", tokens.size(), " tokens; it must be a multiple of ", kPageTokens,
-        ", at least one page, and within the sequence's ", sequence.length(), " tokens"));
-  }
   if (sequence.profile().id() != options_.profile->id() || sequence.heads() != options_.heads) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the sequence is of profile ", sequence.profile().id().Short(), " and KV heads ",
@@ -316,9 +318,35 @@ absl::StatusOr<PublishResult> ClientImpl::Publish(const Sequence& sequence,
         options_.profile->id().Short(), " and KV heads ", options_.heads.first, " + ",
         options_.heads.count, "; make both with the same"));
   }
+  SequenceExporter exporter(sequence);
+  return PublishPages(exporter, tokens, options);
+}
+
+absl::StatusOr<PublishResult> ClientImpl::PublishFromGpu(const GpuPages& pages,
+                                                         std::span<const uint32_t> tokens,
+                                                         const PublishOptions& options) {
+  if (options_.gpu < 0) {
+    return absl::FailedPreconditionError(
+        "ClientOptions::gpu is -1; name the GPU in whose memory the pages are");
+  }
+  const ScopedGpu current(options_.gpu);
+  CRUMB_RETURN_IF_ERROR(current.status());
+  CRUMB_ASSIGN_OR_RETURN(const std::unique_ptr<GpuExporter> exporter, GpuExporter::Create(pages));
+  return PublishPages(*exporter, tokens, options);
+}
+
+absl::StatusOr<PublishResult> ClientImpl::PublishPages(PageExporter& exporter,
+                                                       std::span<const uint32_t> tokens,
+                                                       const PublishOptions& options) {
+  CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
+  if (tokens.empty() || tokens.size() % kPageTokens != 0 || tokens.size() > exporter.length()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "publish of ", tokens.size(), " tokens; it must be a multiple of ", kPageTokens,
+        ", at least one page, and within the sequence's ", exporter.length(), " tokens"));
+  }
   const absl::Time deadline = clock_.Now() + options.timeout;
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, Current());
-  return Publisher({}, session, sequence, clock_).Run(options.context_key, tokens, deadline);
+  return Publisher({}, session, exporter, clock_).Run(options.context_key, tokens, deadline);
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
@@ -348,7 +376,16 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
   if (options.reconnect_backoff_max <= absl::ZeroDuration()) {
     return refuse("reconnect_backoff_max", "must be positive");
   }
-  return std::make_unique<ClientImpl>(std::move(options), Clock::System());
+  GpuUuid gpu_uuid{};
+  if (options.gpu >= 0) {
+    const auto uuid = GetGpuUuid(options.gpu);
+    if (!uuid.ok()) {
+      return absl::Status(uuid.status().code(), absl::StrCat("ClientOptions::gpu is ", options.gpu,
+                                                             ": ", uuid.status().message()));
+    }
+    gpu_uuid = *uuid;
+  }
+  return std::make_unique<ClientImpl>(std::move(options), gpu_uuid, Clock::System());
 }
 
 }  // namespace crumb

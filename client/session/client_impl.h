@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 
 #include "client/session/control_plane.h"
+#include "client/session/page_exporter.h"
 #include "client/session/session.h"
 #include "crumb/client.h"
 #include "proto/base/clock.h"
@@ -26,8 +27,8 @@ namespace crumb {
 // Thread-safe.
 class ClientImpl : public Client {
  public:
-  // `options` are checked, and heads.count is not 0.
-  ClientImpl(ClientOptions options, const Clock& clock);
+  // `options` are checked, and heads.count is not 0. `gpu_uuid` is that of options.gpu, if any.
+  ClientImpl(ClientOptions options, const GpuUuid& gpu_uuid, const Clock& clock);
   ~ClientImpl() override;
   ClientImpl(const ClientImpl&) = delete;
   ClientImpl& operator=(const ClientImpl&) = delete;
@@ -39,8 +40,14 @@ class ClientImpl : public Client {
   absl::StatusOr<PublishResult> Publish(const Sequence& sequence,
                                         std::span<const uint32_t> tokens,
                                         const PublishOptions& options) override;
+  absl::StatusOr<PublishResult> PublishFromGpu(const GpuPages& pages,
+                                               std::span<const uint32_t> tokens,
+                                               const PublishOptions& options) override;
 
  private:
+  absl::StatusOr<PublishResult> PublishPages(PageExporter& exporter,
+                                             std::span<const uint32_t> tokens,
+                                             const PublishOptions& options);
   void AttachMain();
   // One session from its attempt to its end. Returns why it ended, or did not begin.
   absl::Status RunSession();
@@ -58,6 +65,7 @@ class ClientImpl : public Client {
                                                          absl::Time sent_at);
 
   const ClientOptions options_;
+  const GpuUuid gpu_uuid_;
   const Clock& clock_;
 
   mutable absl::Mutex mutex_;

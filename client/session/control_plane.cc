@@ -63,6 +63,34 @@ absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, 
   return pages;
 }
 
+// Beside places that UnpackPages has made.
+absl::Status UnpackGpuPages(const v1::PageTable& table, std::vector<PagePlaces>* pages) {
+  if (table.gpu_int2_chunk_size() == 0) {
+    return absl::OkStatus();
+  }
+  const auto num_pages = static_cast<int>(pages->size());
+  const int num_bf16 = table.bf16_page_size();
+  if (table.gpu_int2_chunk_size() != num_pages || table.gpu_int2_block_size() != num_pages ||
+      table.gpu_int2_generation_size() != num_pages || table.gpu_bf16_chunk_size() != num_bf16 ||
+      table.gpu_bf16_block_size() != num_bf16 || table.gpu_bf16_generation_size() != num_bf16) {
+    return absl::InternalError(
+        absl::StrCat("crumbd answered a lookup of ", num_pages,
+                     " pages with a table of another length of those on the GPU; use the library "
+                     "and the daemon of one release"));
+  }
+  for (int i = 0; i < num_pages; ++i) {
+    (*pages)[static_cast<size_t>(i)].gpu_int2 = {ChunkId(table.gpu_int2_chunk(i)),
+                                                 table.gpu_int2_block(i),
+                                                 Generation(table.gpu_int2_generation(i))};
+  }
+  for (int i = 0; i < num_bf16; ++i) {
+    (*pages)[table.bf16_page(i)].gpu_bf16 = {ChunkId(table.gpu_bf16_chunk(i)),
+                                             table.gpu_bf16_block(i),
+                                             Generation(table.gpu_bf16_generation(i))};
+  }
+  return absl::OkStatus();
+}
+
 class GrpcControlPlane : public ControlPlane {
  public:
   explicit GrpcControlPlane(const std::string& address)
@@ -231,6 +259,9 @@ absl::StatusOr<AttachedSession> GrpcControlPlane::Attach(const AttachParams& par
   request.mutable_heads()->set_first(params.heads.first);
   request.mutable_heads()->set_count(params.heads.count);
   request.set_library_version(kCrumbVersion);
+  if (params.gpu >= 0) {
+    request.set_gpu_uuid(params.gpu_uuid.data(), params.gpu_uuid.size());
+  }
   v1::AttachReply reply;
   absl::Status status = OpenStream(request, &reply);
   if (status.code() == absl::StatusCode::kNotFound) {  // The profile is new to the daemon.
@@ -265,6 +296,8 @@ absl::StatusOr<AttachedSession> GrpcControlPlane::Unpack(const v1::AttachReply& 
   session.info.ucx_version = reply.ucx().version();
   session.info.profile = params.profile;
   session.info.heads = params.heads;
+  session.info.gpu = reply.offers_gpu_pages() ? params.gpu : -1;
+  session.info.gpu_note = reply.gpu_note();
   return session;
 }
 
@@ -296,6 +329,7 @@ absl::StatusOr<FoundPrefix> GrpcControlPlane::Lookup(const LookupParams& params,
                     .pages = {}};
   CRUMB_ASSIGN_OR_RETURN(found.pages,
                          UnpackPages(reply.pages(), reply.usable_tokens() / kPageTokens));
+  CRUMB_RETURN_IF_ERROR(UnpackGpuPages(reply.pages(), &found.pages));
   return found;
 }
 

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 
 #include "client/transport/page_source.h"
+#include "crumb/cuda/shared_memory.h"
 #include "proto/base/ids.h"
 
 namespace crumb {
@@ -36,6 +37,8 @@ struct AttachParams {
   std::string tenant;
   std::shared_ptr<const Profile> profile;  // shared: with the engine.
   HeadRange heads;                         // count is never 0.
+  int gpu = -1;                            // On which it reads pages; -1: on none.
+  GpuUuid gpu_uuid{};                      // Of that.
 };
 
 struct FoundPrefix {

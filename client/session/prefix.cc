@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/transport/page_upload.h"
 #include "client/transport/streaming_copy.h"
 #include "proto/base/status_macros.h"
 
@@ -12,13 +13,15 @@ namespace crumb {
 
 Prefix::Prefix(std::shared_ptr<Session> session,  // shared: see the header.
                const FoundPrefix& found,
-               std::unique_ptr<PageSource> source)
+               std::unique_ptr<PageSource> source,
+               int gpu)
     : session_(std::move(session)),
       lease_(found.lease),
       num_pages_(static_cast<uint32_t>(found.pages.size())),
       matched_tokens_(found.matched_tokens),
       trimmed_tokens_(found.trimmed_tokens),
-      source_(std::move(source)) {}
+      source_(std::move(source)),
+      gpu_(gpu) {}
 
 Prefix::~Prefix() {
   source_ = nullptr;  // First: a pull that is under way reads under the lease.
@@ -45,6 +48,54 @@ absl::Status Prefix::Validate() {
   CRUMB_RETURN_IF_ERROR(source_->Validate());
   // Last: what was read before this line was read under the lease.
   return session_->CheckLease(lease_);
+}
+
+namespace {
+
+// What the copies say, and then the lease.
+class PrefixUpload : public GpuUpload {
+ public:
+  PrefixUpload(Prefix* prefix, std::unique_ptr<PageUpload> pages)
+      : prefix_(prefix), pages_(std::move(pages)) {}
+
+  const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
+    return pages_->Page(page, encoding);
+  }
+  absl::Status DelayUntilLayer(uint32_t layer, GpuStream stream) const override {
+    return pages_->DelayUntilLayer(layer, stream);
+  }
+  size_t copied_bytes() const override { return pages_->copied_bytes(); }
+  const absl::Status& registration() const override { return pages_->registration(); }
+  absl::Status Validate() override {
+    CRUMB_RETURN_IF_ERROR(pages_->Validate());
+    return prefix_->Validate();
+  }
+
+ private:
+  Prefix* const prefix_;
+  const std::unique_ptr<PageUpload> pages_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuUpload>> Prefix::UploadToGpu(const GpuUploadOptions& options) {
+  if (gpu_ < 0 || source_ == nullptr) {
+    return absl::FailedPreconditionError(
+        source_ == nullptr ? "a prefix without pages has nothing to bring to a GPU"
+                           : "ClientOptions::gpu is -1; name the GPU that the engine runs on");
+  }
+  // A pull's bytes must have come before they are copied on.
+  CRUMB_RETURN_IF_ERROR(
+      session_->planes().map == nullptr
+          ? source_->WaitForLayer(session_->info().profile->geometry().num_layers - 1)
+          : absl::OkStatus());
+  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<PageUpload> pages,
+                         PageUpload::Start({.geometry = session_->info().profile->geometry(),
+                                            .heads = session_->info().heads,
+                                            .num_pages = num_pages_,
+                                            .gpu = gpu_},
+                                           options, source_.get()));
+  return std::make_unique<PrefixUpload>(this, std::move(pages));
 }
 
 absl::Status Prefix::CopyPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) {

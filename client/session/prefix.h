@@ -21,7 +21,8 @@ class Prefix : public PrefixHandle {
   // shared: session with the client and other prefixes; it must live until the lease is released.
   Prefix(std::shared_ptr<Session> session,
          const FoundPrefix& found,
-         std::unique_ptr<PageSource> source);
+         std::unique_ptr<PageSource> source,
+         int gpu = -1);
   ~Prefix() override;
   Prefix(const Prefix&) = delete;
   Prefix& operator=(const Prefix&) = delete;
@@ -39,6 +40,10 @@ class Prefix : public PrefixHandle {
   uint32_t matched_tokens() const override { return matched_tokens_; }
   uint32_t trimmed_tokens() const override { return trimmed_tokens_; }
   DataPlane data_plane() const override { return session_->planes().in_use; }
+  const std::byte* GpuPage(PageIdx page, PageEncoding encoding) const override {
+    return page.value() < num_pages_ ? source_->GpuPage(page, encoding) : nullptr;
+  }
+  absl::StatusOr<std::unique_ptr<GpuUpload>> UploadToGpu(const GpuUploadOptions& options) override;
   absl::Status CopyPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
   size_t copied_bytes() const override { return source_ == nullptr ? 0 : source_->copied_bytes(); }
 
@@ -49,6 +54,7 @@ class Prefix : public PrefixHandle {
   const uint32_t matched_tokens_;
   const uint32_t trimmed_tokens_;
   std::unique_ptr<PageSource> source_;
+  const int gpu_;  // ClientOptions::gpu.
 };
 
 }  // namespace crumb

@@ -38,8 +38,9 @@ std::vector<uint32_t> Checksums(std::span<const std::byte> image, uint32_t num_h
 }  // namespace
 
 absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing,
-                                                     const Sequence& sequence) {
-  const uint32_t sink_pages = sequence.profile().windows().sink_tokens / kPageTokens;
+                                                     const PageExporter& exporter,
+                                                     const Windows& windows) {
+  const uint32_t sink_pages = windows.sink_tokens / kPageTokens;
   std::vector<PageIdx> pages;
   std::set_union(missing.int2.begin(), missing.int2.end(), missing.bf16.begin(), missing.bf16.end(),
                  std::back_inserter(pages));
@@ -49,8 +50,8 @@ absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing
     const bool wants_bf16 = std::binary_search(missing.bf16.begin(), missing.bf16.end(), page);
     const bool wants_int2 = std::binary_search(missing.int2.begin(), missing.int2.end(), page);
     const bool is_sink = page.value() < sink_pages;
-    const bool has_bf16 = sequence.HasPage(page, PageEncoding::kBf16);
-    const bool has_int2 = sequence.HasPage(page, PageEncoding::kInt2);
+    const bool has_bf16 = exporter.HasPage(page, PageEncoding::kBf16);
+    const bool has_int2 = exporter.HasPage(page, PageEncoding::kInt2);
     if (has_bf16 && (wants_bf16 || !has_int2)) {
       plan.push_back({page, PageEncoding::kBf16, wants_bf16 && !is_sink});
     } else if (wants_int2 && has_int2) {
@@ -58,7 +59,7 @@ absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing
     } else if (wants_int2 || is_sink) {
       return absl::FailedPreconditionError(
           absl::StrCat("page ", page.value(), " is missing at the daemon, and the sequence of ",
-                       sequence.length(), " tokens does not hold it in the encoding that is needed",
+                       exporter.length(), " tokens does not hold it in the encoding that is needed",
                        is_sink ? " (BF16: it is of the sink)" : ""));
     }
     // Otherwise only a tail's BF16 rows are missing, and gone here as well: the daemon does
@@ -119,7 +120,8 @@ absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
     // At the session's end the daemon drops it anyway, so this may fail.
     control.AbortPublish(missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
   };
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan, PlanPublish(missing, sequence_));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan,
+                         PlanPublish(missing, pages_, session_->info().profile->windows()));
   if (const size_t fitting = CountFitting(plan, options_.max_step_bytes); fitting < plan.size()) {
     return (size_t{plan[fitting - 1].page.value()} + 1) * kPageTokens;
   }
@@ -149,17 +151,20 @@ absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const 
   size_t offset = 0;
   for (const PlannedPage& page : plan) {
     const std::span<std::byte> image = staging.subspan(offset, PageBytes(page.encoding));
-    CRUMB_RETURN_IF_ERROR(sequence_.ExportPage(page.page, page.encoding, image));
-    staged.push_back({.page = page.page,
-                      .encoding = page.encoding,
-                      .offset = offset,
-                      .head_crc32c = Checksums(image, session_->info().heads.count)});
+    CRUMB_RETURN_IF_ERROR(pages_.ExportPage(page.page, page.encoding, image));
+    staged.push_back(
+        {.page = page.page, .encoding = page.encoding, .offset = offset, .head_crc32c = {}});
     offset += Align(image.size());
     if (clock_.Now() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("publish: ", staged.size(), " of ", plan.size(),
                        " pages were copied in time; give it longer, or publish less"));
     }
+  }
+  CRUMB_RETURN_IF_ERROR(pages_.Finish());
+  for (StagedImage& page : staged) {
+    page.head_crc32c = Checksums(staging.subspan(page.offset, PageBytes(page.encoding)),
+                                 session_->info().heads.count);
   }
   return staged;
 }
@@ -174,6 +179,9 @@ absl::Status Publisher::CommitFromStaging(PublishId publish,
   MapTransport& map = *session_->planes().map;
   CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> staging,
                          map.AcquireStaging(TotalBytes(plan), deadline));
+  if (pages_.wants_registered_memory()) {
+    map.RegisterStaging().IgnoreError();  // Copies work without, too, if slower.
+  }
   bool daemon_may_read = false;
   absl::Cleanup release = [&] { map.ReleaseStaging(/*discard=*/daemon_may_read); };
   CRUMB_ASSIGN_OR_RETURN(params.staged, FillStaging(plan, staging, deadline));

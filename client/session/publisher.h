@@ -15,9 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "client/session/page_exporter.h"
 #include "client/session/session.h"
 #include "crumb/client.h"
-#include "crumb/sequence.h"
 #include "proto/base/clock.h"
 
 namespace crumb {
@@ -31,11 +31,12 @@ struct PlannedPage {
 
 // What to hand over of `missing`: BF16 where that is asked for and held, since it serves both needs
 // and is demoted by the daemon; INT2 where only that is missing and held; BF16 otherwise. Ascending
-// by page. FAILED_PRECONDITION, naming the page, when the sequence holds neither of what is needed.
+// by page. FAILED_PRECONDITION, naming the page, when neither is held of what is needed.
 absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing,
-                                                     const Sequence& sequence);
+                                                     const PageExporter& exporter,
+                                                     const Windows& windows);
 
-// Publishes tokens[0, 64 * n) of the sequence in as many steps as staging memory asks for. Blocks;
+// Publishes tokens[0, 64 * n) in as many steps as staging memory asks for. Blocks;
 // by one thread. Errors as Client::Publish.
 class Publisher {
  public:
@@ -50,9 +51,9 @@ class Publisher {
 
   Publisher(const Options& options,
             const std::shared_ptr<Session>& session,  // shared: as Session says.
-            const Sequence& sequence,
+            PageExporter& pages,
             const Clock& clock)
-      : options_(options), session_(session), sequence_(sequence), clock_(clock) {}
+      : options_(options), session_(session), pages_(pages), clock_(clock) {}
 
   absl::StatusOr<PublishResult> Run(const std::string& context_key,
                                     std::span<const uint32_t> tokens,
@@ -90,7 +91,7 @@ class Publisher {
 
   const Options options_;
   const std::shared_ptr<Session> session_;
-  const Sequence& sequence_;
+  PageExporter& pages_;
   const Clock& clock_;
   PublishResult result_;
 };

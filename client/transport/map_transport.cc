@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/transport/gpu_source.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
 
@@ -23,7 +24,8 @@ MapTransport::MapTransport(const Options& options, const SessionInfo& session, c
           .profile = session.profile, .heads = session.heads, .verify = options.verify_pages},
       clock_(clock),
       socket_(session, clock),
-      chunks_(session.profile->geometry(), &socket_, clock) {}
+      chunks_(session.profile->geometry(), &socket_, clock),
+      gpu_chunks_(session.profile->geometry(), session.gpu, &socket_, clock) {}
 
 absl::StatusOr<std::unique_ptr<MapTransport>> MapTransport::Connect(const Options& options,
                                                                     const SessionInfo& session,
@@ -37,6 +39,17 @@ absl::StatusOr<std::unique_ptr<MapTransport>> MapTransport::Connect(const Option
 absl::StatusOr<std::unique_ptr<PageSource>> MapTransport::Open(const LeasedPrefix& prefix,
                                                                absl::Time deadline) {
   return MappedSource::Open(source_options_, prefix, &chunks_, deadline);
+}
+
+absl::StatusOr<std::unique_ptr<PageSource>> MapTransport::OpenOnGpu(const LeasedPrefix& prefix,
+                                                                    absl::Time deadline) {
+  if (gpu_chunks_.device() < 0) {
+    return Open(prefix, deadline);
+  }
+  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<PageSource> rest,
+                         Open(GpuSource::RestOf(prefix), deadline));
+  return GpuSource::Open({.profile = source_options_.profile, .heads = source_options_.heads},
+                         prefix, std::move(rest), &gpu_chunks_, deadline);
 }
 
 absl::Status MapTransport::SendPages(PublishId, std::span<const OutgoingPage>, absl::Time) {
@@ -71,7 +84,16 @@ absl::StatusOr<std::span<std::byte>> MapTransport::AcquireStaging(size_t bytes,
   return staging_.bytes();
 }
 
+absl::Status MapTransport::RegisterStaging() {
+  if (staging_registration_ == nullptr) {
+    CRUMB_ASSIGN_OR_RETURN(staging_registration_, HostRegistration::Create(staging_.bytes(),
+                                                                           /*is_read_only=*/false));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MapTransport::ReplaceStaging(size_t bytes, absl::Time deadline) {
+  staging_registration_ = nullptr;
   staging_ = StagingBuffer();  // First: not both at the same time.
   CRUMB_ASSIGN_OR_RETURN(staging_, StagingBuffer::Create(std::max(bytes, kMinStagingBytes)));
   return socket_.GiveStaging(staging_.memfd(), staging_.bytes().size(), deadline);
@@ -82,6 +104,7 @@ void MapTransport::ReleaseStaging(bool discard) {
   absl::MutexLock lock(&mutex_);
   CRUMB_CHECK(staging_held_, "staging memory is released by who holds it");
   if (discard) {
+    staging_registration_ = nullptr;
     discarded = std::move(staging_);
   }
   staging_held_ = false;
@@ -90,6 +113,7 @@ void MapTransport::ReleaseStaging(bool discard) {
 
 void MapTransport::Maintain() {
   chunks_.DropIdle();
+  gpu_chunks_.DropIdle();
   {
     absl::MutexLock lock(&mutex_);
     if (staging_held_ || staging_.bytes().size() <= kMinStagingBytes ||

@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "client/transport/gpu_chunk.h"
 #include "client/transport/mapped_chunk.h"
 #include "client/transport/mapped_source.h"
 #include "client/transport/memory_socket_client.h"
@@ -31,6 +32,11 @@ class MapTransport : public PageTransport {
     // Staging that has been idle for so long is exchanged for a small one.
     absl::Duration staging_max_idle = absl::Seconds(30);
   };
+
+  // As Open, with pages that have copies in the memory of the session's GPU read there. One that
+  // was dropped since the lookup, or cannot be mapped, is an error like any other of Open.
+  absl::StatusOr<std::unique_ptr<PageSource>> OpenOnGpu(const LeasedPrefix& prefix,
+                                                        absl::Time deadline);
 
   // UNAVAILABLE, with the reason, when the daemon offers no map or its socket cannot be reached.
   static absl::StatusOr<std::unique_ptr<MapTransport>> Connect(
@@ -52,10 +58,13 @@ class MapTransport : public PageTransport {
   // it. Valid until ReleaseStaging. DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, or errors of the socket;
   // it is then not held.
   absl::StatusOr<std::span<std::byte>> AcquireStaging(size_t bytes, absl::Time deadline);
+  // Has the current GPU write to it by itself. By its holder; until it is replaced.
+  absl::Status RegisterStaging();
   // `discard`: the daemon may still be reading it, so it must not be written again.
   void ReleaseStaging(bool discard);
 
   size_t num_mapped_chunks() const { return chunks_.num_mapped(); }
+  size_t num_mapped_gpu_chunks() const { return gpu_chunks_.num_mapped(); }
 
  private:
   MapTransport(const Options& options, const SessionInfo& session, const Clock& clock);
@@ -66,11 +75,14 @@ class MapTransport : public PageTransport {
   const Clock& clock_;
   MemorySocketClient socket_;
   ChunkMap chunks_;
+  GpuChunkMap gpu_chunks_;
 
   absl::Mutex mutex_;
   bool staging_held_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time staging_last_used_ ABSL_GUARDED_BY(mutex_);
-  StagingBuffer staging_;  // The holder's; guarded by mutex_ while there is none.
+  // The holder's; guarded by mutex_ while there is none.
+  StagingBuffer staging_;
+  std::unique_ptr<HostRegistration> staging_registration_;  // Goes before what it is of.
 };
 
 }  // namespace crumb

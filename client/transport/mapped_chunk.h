@@ -14,13 +14,15 @@
 #include <span>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "client/transport/chunk_cache.h"
 #include "client/transport/memory_socket_client.h"
+#include "client/transport/sealed_mapping.h"
+#include "crumb/cuda/transfer.h"
 #include "proto/base/clock.h"
 #include "proto/base/ids.h"
 #include "proto/page/chunk_layout.h"
@@ -37,9 +39,6 @@ class MappedChunk {
                                                           PageEncoding encoding,
                                                           const Geometry& geometry,
                                                           const MemorySocketClient::Chunk& chunk);
-  ~MappedChunk();
-  MappedChunk(const MappedChunk&) = delete;
-  MappedChunk& operator=(const MappedChunk&) = delete;
 
   PageEncoding encoding() const { return encoding_; }
   uint32_t num_blocks() const { return layout_.num_blocks; }
@@ -48,15 +47,20 @@ class MappedChunk {
   // returns another.
   Generation LoadGeneration(uint32_t block) const;
   const PageHeader& header(uint32_t block) const {
-    return *reinterpret_cast<const PageHeader*>(base_ + ChunkLayout::header_offset(block));
+    return *reinterpret_cast<const PageHeader*>(mapping_.data() +
+                                                ChunkLayout::header_offset(block));
   }
   std::span<const std::byte> image(uint32_t block) const {
-    return {base_ + layout_.block_offset(block), layout_.image_bytes};
+    return {mapping_.data() + layout_.block_offset(block), layout_.image_bytes};
   }
 
   // Enters a block's pages into this process's page tables in one call; one by one, as they are
   // touched, costs ten times as much.
   void Populate(uint32_t block) const;
+
+  // Has the current GPU read the whole mapping by itself, from now until it is unmapped: at the
+  // first call, which takes some 60 ms a GiB; no-op later. As HostRegistration::Create.
+  absl::Status RegisterWithGpu() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether a block's bytes were found right in this generation, for this process's heads.
   bool IsVerified(uint32_t block, Generation generation) const {
@@ -67,46 +71,37 @@ class MappedChunk {
   }
 
  private:
-  MappedChunk(PageEncoding encoding, const ChunkLayout& layout, const std::byte* base);
+  MappedChunk(PageEncoding encoding, const ChunkLayout& layout, SealedMapping mapping);
 
   const PageEncoding encoding_;
   const ChunkLayout layout_;
-  const std::byte* const base_;
+  const SealedMapping mapping_;
   // Generations; 0 is none, since a block's first is 2. Relaxed: they guard no other memory.
   const std::unique_ptr<std::atomic<uint64_t>[]> verified_;
+
+  absl::Mutex mutex_;
+  std::unique_ptr<HostRegistration> registration_ ABSL_GUARDED_BY(mutex_);  // Before the mapping.
 };
 
 // The chunks of one session. Thread-safe.
 class ChunkMap {
  public:
-  // An idle mapping keeps memory alive that the daemon may have given up; mapping it again costs
-  // milliseconds.
-  static constexpr absl::Duration kMaxIdle = absl::Seconds(30);
-
   // `socket` and `clock` outlive this.
   ChunkMap(const Geometry& geometry, MemorySocketClient* socket, const Clock& clock)
-      : geometry_(geometry), socket_(socket), clock_(clock) {}
+      : geometry_(geometry), socket_(socket), cache_(clock) {}
 
   // The mapping, made if need be. Errors of the socket and of MappedChunk::Map.
   // shared: by all prefixes that lie in the chunk.
   absl::StatusOr<std::shared_ptr<MappedChunk>> Get(ChunkId id,
                                                    PageEncoding encoding,
                                                    absl::Time deadline);
-  // Unmaps what no prefix has used for kMaxIdle.
-  void DropIdle();
-  size_t num_mapped() const;
+  void DropIdle() { cache_.DropIdle(); }
+  size_t num_mapped() const { return cache_.size(); }
 
  private:
-  struct Entry {
-    std::shared_ptr<MappedChunk> chunk;
-    absl::Time last_used;
-  };
-
   const Geometry geometry_;
   MemorySocketClient* const socket_;
-  const Clock& clock_;
-  mutable absl::Mutex mutex_;
-  absl::flat_hash_map<ChunkId, Entry> chunks_ ABSL_GUARDED_BY(mutex_);
+  ChunkCache<MappedChunk> cache_;
 };
 
 }  // namespace crumb

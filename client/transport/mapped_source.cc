@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/transport/mapped_source.h"
 
-#include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "client/transport/leased_block.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/page_header.h"
 
@@ -14,28 +13,6 @@ namespace crumb {
 namespace {
 
 constexpr PageEncoding kEncodings[] = {PageEncoding::kInt2, PageEncoding::kBf16};
-
-// The reader's half of a sequence lock: reads of page bytes before it, loads of generations after.
-void OrderReadsBefore() {
-#if defined(__SANITIZE_THREAD__)
-  // The sanitizer knows no fences, and sees nothing of the other process either.
-  std::atomic_signal_fence(std::memory_order_acquire);
-#else
-  std::atomic_thread_fence(std::memory_order_acquire);
-#endif
-}
-
-absl::Status InPage(PageIdx page, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("page ", page.value(), ": ", status.message()));
-}
-
-absl::Status Moved(PageIdx page, Generation found, Generation leased) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("page ", page.value(), ": its block is of generation ", found.value(),
-                   " now, the lease was for ", leased.value(),
-                   "; the page was dropped and what was read of it is not to be used: look the "
-                   "prefix up again"));
-}
 
 }  // namespace
 
@@ -73,20 +50,13 @@ absl::StatusOr<MappedSource::Block> MappedSource::OpenBlock(const LeasedPrefix& 
         place.chunk.value(), ", which has ", chunk->num_blocks(), " blocks of ",
         chunk->encoding() == encoding ? "that" : "the other", " encoding"));
   }
-  const PageHeader header = chunk->header(place.block);
-  if (absl::Status status = CheckPageHeader(header, {.profile_id = options_.profile->id(),
-                                                     .namespace_id = prefix.namespace_id,
-                                                     .encoding = encoding,
-                                                     .generation = place.generation,
-                                                     .page_idx = page});
-      !status.ok()) {
-    return InPage(page, status);
-  }
-  if ((header.heads_present & options_.heads.Mask()) != options_.heads.Mask()) {
-    return absl::InternalError(absl::StrCat("page ", page.value(), ": has KV heads ",
-                                            absl::Hex(header.heads_present), ", this rank reads ",
-                                            absl::Hex(options_.heads.Mask())));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckLeasedHeader(chunk->header(place.block),
+                                          {.profile_id = options_.profile->id(),
+                                           .namespace_id = prefix.namespace_id,
+                                           .encoding = encoding,
+                                           .generation = place.generation,
+                                           .page_idx = page},
+                                          options_.heads));
   const Block block{.chunk = chunk.get(),
                     .image = chunk->image(place.block).data(),
                     .block = place.block,
@@ -144,8 +114,16 @@ absl::Status MappedSource::PopulateAndVerify() const {
     }
     // A block that is being reused has other bytes, which is no loss of data.
     const Generation now = block.chunk->LoadGeneration(block.block);
-    return now == block.generation ? InPage(page, status) : Moved(page, now, block.generation);
+    return now == block.generation ? InPage(page, status)
+                                   : BlockHasMoved(page, now, block.generation);
   });
+}
+
+absl::Status MappedSource::RegisterWithGpu() {
+  for (const auto& chunk : chunks_) {
+    CRUMB_RETURN_IF_ERROR(chunk->RegisterWithGpu());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MappedSource::WaitForLayer(uint32_t) {
@@ -163,7 +141,7 @@ absl::Status MappedSource::Validate() {
   OrderReadsBefore();
   return ForEachBlock([](PageIdx page, const Block& block) {
     const Generation now = block.chunk->LoadGeneration(block.block);
-    return now == block.generation ? absl::OkStatus() : Moved(page, now, block.generation);
+    return now == block.generation ? absl::OkStatus() : BlockHasMoved(page, now, block.generation);
   });
 }
 

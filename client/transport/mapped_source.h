@@ -45,6 +45,7 @@ class MappedSource : public PageSource {
   absl::Status WaitForLayer(uint32_t layer) override;
   absl::Status Validate() override;
   size_t copied_bytes() const override { return 0; }
+  absl::Status RegisterWithGpu() override;
 
  private:
   // One encoding of one page. chunk is null where it is absent.

@@ -28,10 +28,10 @@ absl::Status TooLate(const std::string& path) {
       absl::StrCat("memory socket ", path, ": the daemon did not answer in time"));
 }
 
-// Room for one descriptor, aligned as the control message in it.
+// Room for two descriptors, aligned as the control message in it.
 union DescriptorMessage {
   cmsghdr header;
-  char bytes[CMSG_SPACE(sizeof(int))];
+  char bytes[CMSG_SPACE(2 * sizeof(int))];
 };
 
 ssize_t SendRequest(int socket, MemoryRequest request, int memfd) {
@@ -42,7 +42,7 @@ ssize_t SendRequest(int socket, MemoryRequest request, int memfd) {
   DescriptorMessage control{};
   if (memfd >= 0) {
     message.msg_control = control.bytes;
-    message.msg_controllen = sizeof(control.bytes);
+    message.msg_controllen = CMSG_SPACE(sizeof(int));
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
@@ -52,7 +52,7 @@ ssize_t SendRequest(int socket, MemoryRequest request, int memfd) {
   return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-ssize_t ReceiveReply(int socket, MemoryReply* reply, UniqueFd* received) {
+ssize_t ReceiveReply(int socket, MemoryReply* reply, std::array<UniqueFd, 2>* received) {
   iovec io{.iov_base = reply, .iov_len = sizeof(*reply)};
   DescriptorMessage control{};
   msghdr message{};
@@ -62,11 +62,13 @@ ssize_t ReceiveReply(int socket, MemoryReply* reply, UniqueFd* received) {
   message.msg_controllen = sizeof(control.bytes);
   const ssize_t bytes = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   const cmsghdr* header = bytes >= 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int memfd = -1;
-    std::memcpy(&memfd, CMSG_DATA(header), sizeof(int));
-    received->reset(memfd);
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    const size_t count = std::min((header->cmsg_len - CMSG_LEN(0)) / sizeof(int), received->size());
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      (*received)[i].reset(fd);
+    }
   }
   return bytes;
 }
@@ -208,12 +210,32 @@ absl::StatusOr<MemorySocketClient::Chunk> MemorySocketClient::GetChunk(ChunkId c
   CRUMB_ASSIGN_OR_RETURN(Answer answer,
                          Exchange(Request(MemoryOp::kGetChunk, chunk.value()), -1, deadline));
   CRUMB_RETURN_IF_ERROR(ReplyStatus(answer.reply));
-  if (!answer.received.is_valid()) {
+  if (!answer.received[0].is_valid()) {
     return absl::InternalError(absl::StrCat("memory socket ", path_, ": chunk ", chunk.value(),
                                             " came without its memfd; is this process out of file "
                                             "descriptors (ulimit -n)?"));
   }
-  return Chunk{std::move(answer.received), answer.reply.bytes, answer.reply.num_blocks};
+  return Chunk{.memfd = std::move(answer.received[0]),
+               .gpu_memory = {},
+               .bytes = answer.reply.bytes,
+               .num_blocks = answer.reply.num_blocks};
+}
+
+absl::StatusOr<MemorySocketClient::Chunk> MemorySocketClient::GetCopyChunk(ChunkId chunk,
+                                                                           absl::Time deadline) {
+  CRUMB_ASSIGN_OR_RETURN(Answer answer,
+                         Exchange(Request(MemoryOp::kGetCopyChunk, chunk.value()), -1, deadline));
+  CRUMB_RETURN_IF_ERROR(ReplyStatus(answer.reply));
+  if (!answer.received[1].is_valid()) {
+    return absl::InternalError(absl::StrCat(
+        "memory socket ", path_, ": chunk ", chunk.value(),
+        " of copies came without its two descriptors; is this process out of file descriptors "
+        "(ulimit -n)?"));
+  }
+  return Chunk{.memfd = std::move(answer.received[0]),
+               .gpu_memory = std::move(answer.received[1]),
+               .bytes = answer.reply.bytes,
+               .num_blocks = answer.reply.num_blocks};
 }
 
 absl::Status MemorySocketClient::GiveStaging(int memfd, uint64_t bytes, absl::Time deadline) {

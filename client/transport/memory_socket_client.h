@@ -5,6 +5,7 @@
 // closed the connection.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -26,7 +27,8 @@ class MemorySocketClient {
  public:
   struct Chunk {
     UniqueFd memfd;
-    uint64_t bytes = 0;
+    UniqueFd gpu_memory;  // Of a chunk of copies, whose memfd has the headers alone.
+    uint64_t bytes = 0;   // Of the memfd, or of the GPU's memory.
     uint64_t num_blocks = 0;
   };
 
@@ -38,13 +40,14 @@ class MemorySocketClient {
   // Whether someone listens.
   absl::Status Connect(absl::Time deadline);
   absl::StatusOr<Chunk> GetChunk(ChunkId chunk, absl::Time deadline);
+  absl::StatusOr<Chunk> GetCopyChunk(ChunkId chunk, absl::Time deadline);
   // The daemon maps `memfd` itself; the caller may close it.
   absl::Status GiveStaging(int memfd, uint64_t bytes, absl::Time deadline);
 
  private:
   struct Answer {
     MemoryReply reply;
-    UniqueFd received;
+    std::array<UniqueFd, 2> received;
   };
   absl::StatusOr<Answer> Exchange(const MemoryRequest& request, int memfd, absl::Time deadline);
   absl::Status TakeTurn(absl::Time deadline);

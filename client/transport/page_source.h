@@ -38,6 +38,8 @@ struct SessionInfo {
   std::string ucx_version;                 // The daemon's.
   std::shared_ptr<const Profile> profile;  // shared: with the engine, sequences and handles.
   HeadRange heads;                         // Of the rank; count is never 0 here.
+  int gpu = -1;                            // On which pages are read in place; -1: on none.
+  std::string gpu_note = {};               // Why on none, where the engine named one.
 };
 
 // Where one encoding of a page lies in the daemon's arena.
@@ -52,9 +54,15 @@ struct BlockPlace {
 struct PagePlaces {
   BlockPlace int2;
   BlockPlace bf16;
+  // Copies of the same in the memory of the engine's GPU, in chunks of copies.
+  BlockPlace gpu_int2 = {};
+  BlockPlace gpu_bf16 = {};
 
   const BlockPlace& of(PageEncoding encoding) const {
     return encoding == PageEncoding::kInt2 ? int2 : bf16;
+  }
+  const BlockPlace& on_gpu(PageEncoding encoding) const {
+    return encoding == PageEncoding::kInt2 ? gpu_int2 : gpu_bf16;
   }
 };
 
@@ -78,6 +86,16 @@ class PageSource {
                                      PageEncoding encoding,
                                      uint32_t layer,
                                      uint32_t kv_head) const = 0;
+  // The image of a page in a GPU's memory, read in place: [kv_head][layer] of the model, as
+  // Geometry::HeadBlockOffset has it. Null where it is not there; HeadBlock is null where it is.
+  virtual const std::byte* GpuPage(PageIdx /*page*/, PageEncoding /*encoding*/) const {
+    return nullptr;
+  }
+  // Has the current GPU read by itself what HeadBlock points to. Otherwise says why it does not;
+  // copies work either way.
+  virtual absl::Status RegisterWithGpu() {
+    return absl::UnimplementedError("pages that were pulled are not registered with a GPU");
+  }
   // Blocks until the bytes of layers [0, layer] are in place, at the longest until the pull's
   // deadline. DATA_LOSS, UNAVAILABLE or DEADLINE_EXCEEDED when they will not be; then for ever.
   virtual absl::Status WaitForLayer(uint32_t layer) = 0;

@@ -63,7 +63,9 @@ Json ToJson(const v1::Counters& counters) {
           {"evicted_pages", counters.evicted_pages()},
           {"expired_leases", counters.expired_leases()},
           {"pulled_bytes", counters.pulled_bytes()},
-          {"checksum_failures", counters.checksum_failures()}};
+          {"checksum_failures", counters.checksum_failures()},
+          {"promoted_copies", counters.promoted_copies()},
+          {"spilled_copies", counters.spilled_copies()}};
 }
 
 Json ToJson(const v1::GetStatusReply& status) {
@@ -80,6 +82,9 @@ Json ToJson(const v1::GetStatusReply& status) {
                {"leased_pages", status.leased_pages()},
                {"publishes", status.publishes()},
                {"quarantined_bytes", status.quarantined_bytes()},
+               {"gpu_capacity_bytes", status.gpu_capacity_bytes()},
+               {"gpu_used_bytes", status.gpu_used_bytes()},
+               {"gpu_copies", status.gpu_copies()},
                {"sessions", Json::array()},
                {"namespaces", Json::array()},
                {"counters", ToJson(status.counters())},

@@ -20,8 +20,14 @@ void PrintTotals(const v1::GetStatusReply& status, std::ostream& out) {
       << Bytes(status.capacity_bytes()) << " ("
       << Percent(status.used_bytes(), status.capacity_bytes()) << "), "
       << Bytes(status.chunk_bytes()) << " held in chunks, " << Bytes(status.quarantined_bytes())
-      << " in quarantine\n"
-      << "pages      " << Count(status.int2_pages()) << " in INT2, " << Count(status.bf16_pages())
+      << " in quarantine\n";
+  if (status.gpu_capacity_bytes() > 0) {
+    out << "on the GPU " << Bytes(status.gpu_used_bytes()) << " used of "
+        << Bytes(status.gpu_capacity_bytes()) << ", " << Count(status.gpu_copies()) << " copies; "
+        << Count(counters.promoted_copies()) << " made, " << Count(counters.spilled_copies())
+        << " dropped so far\n";
+  }
+  out << "pages      " << Count(status.int2_pages()) << " in INT2, " << Count(status.bf16_pages())
       << " in BF16\n"
       << "leases     " << Count(status.leases()) << " on " << Count(status.leased_pages())
       << " pages; " << Count(counters.expired_leases()) << " ran out so far\n"

@@ -71,6 +71,12 @@ void AddCounters(const StoreCounters& counters, Families& families) {
   families.Counter("crumb_evicted_tail_copies_total",
                    "BF16 copies dropped from pages that stayed in INT2.",
                    counters.evicted_tail_copies);
+  families.Add(prometheus::MetricType::Counter, "crumb_gpu_copies_total",
+               "Copies of pages in the GPU's memory, by what became of them.", "event",
+               {{"promoted", counters.copies},
+                {"spilled", counters.dropped_copies},
+                {"failed", counters.failed_copies},
+                {"unplaced", counters.unplaced_copies}});
   families.Counter("crumb_leases_granted_total", "Leases granted.", counters.leases_granted);
   families.Counter("crumb_lease_expired_total", "Leases that ran out instead of being released.",
                    counters.expired_leases);
@@ -92,6 +98,14 @@ std::vector<prometheus::MetricFamily> StoreCollector::Collect() const {
                 {"used", status.used_bytes},
                 {"unfinished", status.unfinished_bytes},
                 {"quarantined", status.quarantined_bytes}});
+  families.Add(MetricType::Gauge, "crumb_gpu_arena_bytes", "Bytes of GPU memory, by what they are.",
+               "kind",
+               {{"capacity", status.copy_capacity_bytes},
+                {"chunks", status.copy_chunk_bytes},
+                {"used", status.copy_used_bytes}});
+  families.Gauge("crumb_gpu_copies", "Copies of pages in the GPU's memory.", status.copies);
+  families.Gauge("crumb_gpu_promotions_waiting", "Prefixes that wait to be copied to the GPU.",
+                 status.waiting_promotions);
   families.Gauge("crumb_chunks", "Chunks of the arena.", status.num_chunks);
   families.Gauge("crumb_leases", "Leases held.", status.leases);
   families.Gauge("crumb_leased_pages", "Pages held against eviction.", status.leased_pages);

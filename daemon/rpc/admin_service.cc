@@ -31,6 +31,9 @@ void FillTotals(const StoreStatus& status, v1::GetStatusReply& reply) {
   reply.set_leased_pages(status.leased_pages);
   reply.set_publishes(status.publishes);
   reply.set_quarantined_bytes(status.quarantined_bytes);
+  reply.set_gpu_capacity_bytes(status.copy_capacity_bytes);
+  reply.set_gpu_used_bytes(status.copy_used_bytes);
+  reply.set_gpu_copies(status.copies);
 }
 
 void FillCounters(const StoreCounters& counters, const Metrics& metrics, v1::Counters& reply) {
@@ -42,6 +45,8 @@ void FillCounters(const StoreCounters& counters, const Metrics& metrics, v1::Cou
   reply.set_published_pages(counters.published_pages);
   reply.set_evicted_pages(counters.evicted_pages);
   reply.set_expired_leases(counters.expired_leases);
+  reply.set_promoted_copies(counters.copies);
+  reply.set_spilled_copies(counters.dropped_copies);
   reply.set_pulled_bytes(metrics.pulled_bytes());
   reply.set_checksum_failures(metrics.checksum_failures());
 }

@@ -205,6 +205,8 @@ v1::AttachReply AttachStream::MakeReply(const AttachedEngine& session) const {
   }
   reply.set_daemon_version(context_.version);
   reply.set_draining(streams_.draining());
+  reply.set_offers_gpu_pages(session.reads_gpu_pages);
+  reply.set_gpu_note(session.gpu_note);
   return reply;
 }
 

@@ -40,6 +40,34 @@ void FillPageTable(const std::vector<PageRef>& pages, v1::PageTable& table) {
   }
 }
 
+// Beside a table that is filled.
+void FillGpuPages(const std::vector<PageRef>& pages, v1::PageTable& table) {
+  const auto count = static_cast<int>(pages.size());
+  table.mutable_gpu_int2_chunk()->Resize(count, 0);
+  table.mutable_gpu_int2_block()->Resize(count, 0);
+  table.mutable_gpu_int2_generation()->Resize(count, 0);
+  for (int i = 0; i < count; ++i) {
+    const PageRef& page = pages[static_cast<size_t>(i)];
+    if (page.int2_copy.has_value()) {
+      table.set_gpu_int2_chunk(i, page.int2_copy->chunk.value());
+      table.set_gpu_int2_block(i, page.int2_copy->block);
+      table.set_gpu_int2_generation(i, page.int2_copy->generation.value());
+    }
+    if (page.bf16.has_value()) {
+      const BlockRef copy = page.bf16_copy.value_or(BlockRef{});
+      table.add_gpu_bf16_chunk(copy.chunk.value());
+      table.add_gpu_bf16_block(copy.block);
+      table.add_gpu_bf16_generation(copy.generation.value());
+    }
+  }
+}
+
+bool AnyOnGpu(const std::vector<PageRef>& pages) {
+  return std::any_of(pages.begin(), pages.end(), [](const PageRef& page) {
+    return page.int2_copy.has_value() || page.bf16_copy.has_value();
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<SessionId> CacheService::Authenticate(const v1::SessionKey& key) const {
@@ -87,6 +115,9 @@ absl::Status CacheService::DoLookup(const grpc::ByteBuffer& request_bytes,
   reply.set_lease_id(result.lease.value());
   reply.set_lease_ms(lease_ms());
   FillPageTable(result.pages, *reply.mutable_pages());
+  if (AnyOnGpu(result.pages)) {
+    FillGpuPages(result.pages, *reply.mutable_pages());
+  }
   bool is_own_buffer = false;
   const grpc::Status encoded =
       grpc::SerializationTraits<v1::LookupReply>::Serialize(reply, &reply_bytes, &is_own_buffer);

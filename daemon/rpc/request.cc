@@ -206,6 +206,15 @@ absl::StatusOr<AttachSpec> ParseAttach(const v1::AttachRequest& request) {
           "heads.count is 0: leave heads unset for all KV heads, or give the rank's");
     }
   }
+  if (!request.gpu_uuid().empty()) {
+    spec.gpu.emplace();
+    if (request.gpu_uuid().size() != spec.gpu->size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gpu_uuid has ", request.gpu_uuid().size(), " bytes: it has ",
+                       spec.gpu->size(), ", or none for an engine that reads no pages on a GPU"));
+    }
+    std::copy(request.gpu_uuid().begin(), request.gpu_uuid().end(), spec.gpu->begin());
+  }
   return spec;
 }
 

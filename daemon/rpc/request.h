@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "crumb/cuda/shared_memory.h"
 #include "daemon/demote/page_writer.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "proto/base/ids.h"
@@ -65,7 +67,8 @@ struct AttachSpec {
   uint32_t pid = 0;
   std::string tenant;
   ProfileId profile_id;
-  HeadRange heads;  // count 0: all.
+  HeadRange heads;                            // count 0: all.
+  std::optional<GpuUuid> gpu = std::nullopt;  // On which it reads pages.
 };
 absl::StatusOr<AttachSpec> ParseAttach(const v1::AttachRequest& request);
 

@@ -20,15 +20,27 @@ absl::StatusOr<std::shared_ptr<const AttachedEngine>> SessionRegistry::Attach(
         absl::StrCat("heads [", heads.first, ", +", heads.count, ") are not within the profile's ",
                      num_kv_heads, " KV heads: give the rank's own, or another profile"));
   }
+  const bool reads_gpu_pages = spec.gpu.has_value() && spec.gpu == gpu_.gpu;
+  std::string gpu_note;
+  if (spec.gpu.has_value() && !reads_gpu_pages) {
+    gpu_note = gpu_.gpu.has_value() ? "the daemon keeps pages in another GPU's memory" : gpu_.note;
+  }
   CRUMB_ASSIGN_OR_RETURN(
       const SessionId id,
       store_.OpenSession({.client_name = spec.client_name,
                           .pid = spec.pid,
                           .tenant = spec.tenant,
                           .profile = {profile->id(), profile->geometry(), profile->windows()},
-                          .heads = heads}));
-  auto session = std::make_shared<const AttachedEngine>(
-      AttachedEngine{id, MakeSessionSecret(), spec, heads, std::move(profile)});
+                          .heads = heads,
+                          .reads_copies = reads_gpu_pages}));
+  auto session =
+      std::make_shared<const AttachedEngine>(AttachedEngine{.id = id,
+                                                            .secret = MakeSessionSecret(),
+                                                            .spec = spec,
+                                                            .heads = heads,
+                                                            .profile = std::move(profile),
+                                                            .reads_gpu_pages = reads_gpu_pages,
+                                                            .gpu_note = std::move(gpu_note)});
   table_.Add(id, session->secret);
   absl::MutexLock lock(&mutex_);
   sessions_.emplace(id, session);

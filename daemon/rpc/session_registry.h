@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -27,14 +29,22 @@ struct AttachedEngine {
   AttachSpec spec;
   HeadRange heads;                         // count is never 0 here.
   std::shared_ptr<const Profile> profile;  // shared: with the registry of profiles.
+  bool reads_gpu_pages = false;
+  std::string gpu_note;  // Why it does not, if it named a GPU.
+};
+
+// The GPU in whose memory the daemon keeps copies of pages.
+struct GpuOffer {
+  std::optional<GpuUuid> gpu;  // None: there are no copies.
+  std::string note;            // Why.
 };
 
 // Thread-safe.
 class SessionRegistry {
  public:
   // `ucx` may be null. All outlive this.
-  SessionRegistry(PageStore& store, SessionTable& table, UcxDataPlane* ucx)
-      : store_(store), table_(table), ucx_(ucx) {}
+  SessionRegistry(PageStore& store, SessionTable& table, UcxDataPlane* ucx, GpuOffer gpu = {})
+      : store_(store), table_(table), ucx_(ucx), gpu_(std::move(gpu)) {}
 
   // shared: with commits that go on when the session ends.
   //
@@ -51,6 +61,7 @@ class SessionRegistry {
   PageStore& store_;
   SessionTable& table_;
   UcxDataPlane* const ucx_;
+  const GpuOffer gpu_;
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<SessionId, std::shared_ptr<const AttachedEngine>> sessions_
       ABSL_GUARDED_BY(mutex_);

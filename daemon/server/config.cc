@@ -126,6 +126,21 @@ constexpr std::array kKeys = {
               "namespace. A chunk holds one page at least.",
               [](Text t, Config& c) { return SetBytes(t, c.store.chunk_bytes); },
               [](const Config& c) { return FormatBytes(c.store.chunk_bytes); }},
+    ConfigKey{"store.gpu_arena", "SIZE", ConfigKind::kSize,
+              "GPU memory for copies of the pages used last, read in place by engines on the same "
+              "GPU; 0: none. Taken at the start, in whole chunks of gpu_chunk. Without a GPU the "
+              "daemon says so and serves from host memory.",
+              [](Text t, Config& c) { return SetBytes(t, c.gpu.arena_bytes); },
+              [](const Config& c) { return FormatBytes(c.gpu.arena_bytes); }},
+    ConfigKey{"store.gpu_chunk", "SIZE", ConfigKind::kSize,
+              "GPU memory is given to namespaces in chunks of this size, two at least for each. "
+              "Each costs the daemon a file descriptor.",
+              [](Text t, Config& c) { return SetBytes(t, c.gpu.chunk_bytes); },
+              [](const Config& c) { return FormatBytes(c.gpu.chunk_bytes); }},
+    ConfigKey{"store.gpu_device", "N", ConfigKind::kNumber,
+              "Number of the GPU, as CUDA counts them in the daemon's process.",
+              [](Text t, Config& c) { return SetNumber(t, 0, 63, c.gpu.device); },
+              [](const Config& c) { return std::to_string(c.gpu.device); }},
     ConfigKey{"store.lease", "TIME", ConfigKind::kText,
               "How long an engine may read what it looked up before it must renew.",
               [](Text t, Config& c) { return SetDuration(t, c.store.lease); },
@@ -264,6 +279,18 @@ absl::Status CheckConfig(const Config& config) {
                        ", beyond loopback and in clear text: use 127.0.0.1, or "
                        "set listen.insecure = true if everyone who reaches it is trusted"));
     }
+  }
+  if (config.gpu.arena_bytes > config.store.capacity_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "store.gpu_arena is ", FormatBytes(config.gpu.arena_bytes), ", store.capacity ",
+        FormatBytes(config.store.capacity_bytes),
+        ": pages on the GPU are copies of pages in host memory, so raise capacity to as much at "
+        "least"));
+  }
+  if (config.gpu.arena_bytes > 0 && config.gpu.arena_bytes < config.gpu.chunk_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "store.gpu_arena is ", FormatBytes(config.gpu.arena_bytes), ", less than one gpu_chunk of ",
+        FormatBytes(config.gpu.chunk_bytes), ": raise it, or lower gpu_chunk"));
   }
   if (config.ucx.enabled && !config.insecure && !IsLoopback(config.ucx.host)) {
     return absl::InvalidArgumentError(absl::StrCat(

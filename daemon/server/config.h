@@ -28,6 +28,12 @@ struct UcxConfig {
   std::string transports = "cma,tcp";
 };
 
+struct GpuConfig {
+  size_t arena_bytes = 0;  // 0: none.
+  size_t chunk_bytes = size_t{128} << 20;
+  uint32_t device = 0;
+};
+
 struct Config {
   std::string unix_socket = "/run/crumb/crumbd.sock";
   uint32_t unix_socket_mode = 0660;
@@ -35,6 +41,7 @@ struct Config {
   bool insecure = false;
   std::string metrics = "127.0.0.1:9464";  // Empty: no metrics.
   StoreOptions store;
+  GpuConfig gpu;
   DemotePool::Options demote{.num_threads = 0, .max_jobs = 64};  // 0 threads: half of the cores.
   absl::Duration drain_timeout = absl::Seconds(10);
   UcxConfig ucx;

@@ -16,11 +16,13 @@
 #include "daemon/demote/demote_pool.h"
 #include "daemon/log/log.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/promote/promoter.h"
 #include "daemon/rpc/grpc_server.h"
 #include "daemon/rpc/profile_registry.h"
 #include "daemon/rpc/rpc_context.h"
 #include "daemon/rpc/session_registry.h"
 #include "daemon/server/socket_claim.h"
+#include "daemon/tier/gpu_tier.h"
 #include "daemon/transfer/memory_socket_server.h"
 #include "daemon/transfer/session_table.h"
 #include "daemon/transfer/ucx_server.h"
@@ -94,7 +96,11 @@ class Server::Impl {
   absl::Status Start() {
     CRUMB_RETURN_IF_ERROR(CheckConfig(config_));
     CRUMB_ASSIGN_OR_RETURN(claim_, SocketClaim::Take(config_.unix_socket));
-    CRUMB_ASSIGN_OR_RETURN(store_, PageStore::Create(config_.store, clock_));
+    StartGpuTier();
+    CRUMB_ASSIGN_OR_RETURN(store_, PageStore::Create(config_.store, clock_, gpu_tier_.get()));
+    if (gpu_tier_ != nullptr) {
+      promoter_ = std::make_unique<Promoter>(*store_, *gpu_tier_);
+    }
     metrics_ = std::make_unique<Metrics>(*store_, session_table_, kCrumbVersion);
     pool_ = std::make_unique<DemotePool>(PoolOptions(config_));
     CRUMB_RETURN_IF_ERROR(StartDataPlanes());
@@ -124,6 +130,26 @@ class Server::Impl {
  private:
   friend class Server;
 
+  // Without a GPU the daemon serves from host memory, and says why.
+  void StartGpuTier() {
+    if (config_.gpu.arena_bytes == 0) {
+      gpu_note_ = "the daemon keeps no pages on a GPU, since [store] gpu_arena is 0";
+      data_planes_.push_back("GPU memory: not offered, since [store] gpu_arena is 0");
+      return;
+    }
+    auto tier = GpuTier::Create({.device = static_cast<int>(config_.gpu.device),
+                                 .capacity_bytes = config_.gpu.arena_bytes,
+                                 .segment_bytes = config_.gpu.chunk_bytes});
+    if (tier.ok()) {
+      gpu_tier_ = *std::move(tier);
+      data_planes_.push_back(absl::StrCat("GPU memory: ", gpu_tier_->Description()));
+      return;
+    }
+    gpu_note_ = absl::StrCat("the daemon keeps no pages on a GPU: ", tier.status().message());
+    data_planes_.push_back(absl::StrCat("GPU memory: not offered: ", tier.status().message()));
+    LogEvent(LogLevel::kWarning, "gpu_arena_off", {{"status", tier.status()}});
+  }
+
   absl::Status StartDataPlanes() {
     CRUMB_ASSIGN_OR_RETURN(memory_socket_,
                            MemorySocketServer::Create(
@@ -145,7 +171,11 @@ class Server::Impl {
   }
 
   absl::Status StartControlPlane() {
-    sessions_.emplace(*store_, session_table_, ucx_.get());
+    GpuOffer gpu{.gpu = std::nullopt, .note = gpu_note_};
+    if (gpu_tier_ != nullptr) {
+      gpu.gpu = gpu_tier_->uuid();
+    }
+    sessions_.emplace(*store_, session_table_, ucx_.get(), std::move(gpu));
     start_time_ = clock_.Now();
     context_.emplace(RpcContext{.store = *store_,
                                 .session_table = session_table_,
@@ -180,6 +210,7 @@ class Server::Impl {
               {"unix_socket", config_.unix_socket},
               {"metrics_port", metrics_port_},
               {"capacity_bytes", config_.store.capacity_bytes},
+              {"gpu_arena_bytes", store_->Status().copy_capacity_bytes},
               {"demote_threads", PoolOptions(config_).num_threads}});
   }
 
@@ -199,17 +230,21 @@ class Server::Impl {
       memory_socket_->Stop();
     }
     maintenance_.reset();
+    promoter_.reset();
   }
 
   const Config config_;
   const Clock& clock_;
   std::vector<std::string> data_planes_;
+  std::string gpu_note_;  // Why pages are not offered on a GPU.
   uint16_t metrics_port_ = 0;
   absl::Time start_time_;
 
   // In the order in which they are made; each refers only to those before it.
   std::optional<SocketClaim> claim_;
+  std::unique_ptr<GpuTier> gpu_tier_;  // Null: none.
   std::unique_ptr<PageStore> store_;
+  std::unique_ptr<Promoter> promoter_;  // Null: none.
   SessionTable session_table_;
   ProfileRegistry profiles_;
   std::unique_ptr<Metrics> metrics_;

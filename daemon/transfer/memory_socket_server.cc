@@ -80,34 +80,6 @@ Received Receive(int connection, Packet& packet) {
   return Received::kPacket;
 }
 
-// Whether the peer has taken it; one that does not read its replies is not waited for.
-bool Send(int connection, const absl::Status& status, const ChunkFd* chunk) {
-  MemoryReply reply;
-  reply.status_code = static_cast<uint16_t>(status.raw_code());
-  const size_t length = std::min(status.message().size(), reply.message.size() - 1);
-  // Of OK there may be no data at all, which memcpy must not be given.
-  std::copy_n(status.message().data(), length, reply.message.data());
-  iovec part{&reply, sizeof(reply)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (chunk != nullptr && chunk->fd.is_valid()) {
-    reply.bytes = chunk->bytes;
-    reply.num_blocks = chunk->num_blocks;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    const int fd = chunk->fd.get();
-    std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  }
-  return sendmsg(connection, &message, MSG_DONTWAIT | MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(sizeof(reply));
-}
-
 absl::Status CheckRequest(const Packet& packet) {
   if (packet.bytes != sizeof(MemoryRequest)) {
     return absl::InvalidArgumentError(absl::StrCat("a packet of ", packet.bytes,
@@ -231,10 +203,10 @@ void MemorySocketServer::Accept() {
   }
   if (connections_.size() >= options_.max_connections) {
     Send(connection.get(),
-         absl::ResourceExhaustedError(absl::StrCat(
-             "the memory socket has ", connections_.size(),
-             " connections, its limit: use one for all of an engine's requests, or pull over UCX")),
-         nullptr);
+         {.status = absl::ResourceExhaustedError(absl::StrCat(
+              "the memory socket has ", connections_.size(),
+              " connections, its limit: use one for all of an engine's requests, or pull over "
+              "UCX"))});
     return;
   }
   epoll_event event{};
@@ -244,6 +216,39 @@ void MemorySocketServer::Accept() {
     const int fd = connection.get();
     connections_.emplace(fd, std::move(connection));
   }
+}
+
+bool MemorySocketServer::Send(int connection, const Reply& answer) {
+  MemoryReply reply;
+  reply.status_code = static_cast<uint16_t>(answer.status.raw_code());
+  const size_t length = std::min(answer.status.message().size(), reply.message.size() - 1);
+  // Of OK there may be no data at all, which memcpy must not be given.
+  std::copy_n(answer.status.message().data(), length, reply.message.data());
+  reply.bytes = answer.bytes;
+  reply.num_blocks = answer.num_blocks;
+  iovec part{&reply, sizeof(reply)};
+  std::array<int, 2> fds{};
+  size_t num_fds = 0;
+  for (const UniqueFd& fd : answer.fds) {
+    if (fd.is_valid()) {
+      fds[num_fds++] = fd.get();
+    }
+  }
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(fds))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (num_fds > 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+    std::memcpy(CMSG_DATA(header), fds.data(), num_fds * sizeof(int));
+  }
+  return sendmsg(connection, &message, MSG_DONTWAIT | MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(sizeof(reply));
 }
 
 bool MemorySocketServer::Serve(int connection) {
@@ -257,49 +262,60 @@ bool MemorySocketServer::Serve(int connection) {
       break;
   }
   if (absl::Status status = CheckRequest(packet); !status.ok()) {
-    Send(connection, status, nullptr);
+    Send(connection, {.status = std::move(status)});
     return false;
   }
-  const Reply reply = Answer(packet.request, packet.fd);
-  return Send(connection, reply.status, &reply.chunk);
+  return Send(connection, Answer(packet.request, packet.fd));
+}
+
+MemorySocketServer::Reply MemorySocketServer::AnswerChunk(const MemoryRequest& request) const {
+  if (request.argument == 0 || request.argument > UINT32_MAX) {
+    return {.status = absl::InvalidArgumentError(
+                absl::StrCat("chunk ", request.argument, ": ids of chunks are 1 to ", UINT32_MAX))};
+  }
+  const SessionId session(request.session_id);
+  const ChunkId id(static_cast<uint32_t>(request.argument));
+  if (request.op == MemoryOp::kGetChunk) {
+    auto chunk = store_.GetChunk(session, id);
+    return chunk.ok() ? Reply{.status = absl::OkStatus(),
+                              .fds = {std::move(chunk->fd)},
+                              .bytes = chunk->bytes,
+                              .num_blocks = chunk->num_blocks}
+                      : Reply{.status = chunk.status()};
+  }
+  auto chunk = store_.GetCopyChunk(session, id);
+  return chunk.ok() ? Reply{.status = absl::OkStatus(),
+                            .fds = {std::move(chunk->headers), std::move(chunk->memory)},
+                            .bytes = chunk->memory_bytes,
+                            .num_blocks = chunk->num_blocks}
+                    : Reply{.status = chunk.status()};
 }
 
 MemorySocketServer::Reply MemorySocketServer::Answer(const MemoryRequest& request,
                                                      const UniqueFd& received) {
   const SessionId session(request.session_id);
   if (absl::Status status = sessions_.Authenticate(session, request.session_secret); !status.ok()) {
-    return {std::move(status), {}};
+    return {.status = std::move(status)};
   }
   switch (request.op) {
-    case MemoryOp::kGetChunk: {
-      const uint64_t chunk_id = request.argument;
-      if (chunk_id == 0 || chunk_id > UINT32_MAX) {
-        return {absl::InvalidArgumentError(
-                    absl::StrCat("chunk ", chunk_id, ": ids of chunks are 1 to ", UINT32_MAX)),
-                {}};
-      }
-      auto chunk = store_.GetChunk(session, ChunkId(static_cast<uint32_t>(chunk_id)));
-      if (!chunk.ok()) {
-        return {std::move(chunk).status(), {}};
-      }
-      return {absl::OkStatus(), *std::move(chunk)};
-    }
+    case MemoryOp::kGetChunk:
+    case MemoryOp::kGetCopyChunk:
+      return AnswerChunk(request);
     case MemoryOp::kGiveStaging: {
       if (!received.is_valid()) {
-        return {absl::InvalidArgumentError(
-                    "no descriptor came with the request: pass the staging memfd by SCM_RIGHTS"),
-                {}};
+        return {.status = absl::InvalidArgumentError(
+                    "no descriptor came with the request: pass the staging memfd by SCM_RIGHTS")};
       }
       auto staging = StagingMemory::MapMemfd(received.get(), request.argument);
       if (!staging.ok()) {
-        return {std::move(staging).status(), {}};
+        return {.status = std::move(staging).status()};
       }
-      return {sessions_.SetStaging(session, *std::move(staging)), {}};
+      return {.status = sessions_.SetStaging(session, *std::move(staging))};
     }
   }
-  return {absl::InvalidArgumentError(absl::StrCat("operation ", static_cast<uint16_t>(request.op),
-                                                  ": the memory socket knows 1 and 2")),
-          {}};
+  return {.status = absl::InvalidArgumentError(
+              absl::StrCat("operation ", static_cast<uint16_t>(request.op),
+                           ": the memory socket knows 1, 2 and 3"))};
 }
 
 }  // namespace crumb

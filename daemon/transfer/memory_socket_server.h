@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The daemon's end of the memory socket (proto/wire/memory_socket.h): hands out chunks of the arena
-// and takes in staging memory. One thread; whoever can open the socket may connect, and each
-// request proves its session by the secret.
+// and of the GPU's memory, and takes in staging memory. One thread; whoever can open the socket may
+// connect, and each request proves its session by the secret.
 //
 // A connection that sends what is no request, or does not take its replies, is closed; the others
 // do not notice. Requests that are refused for their content are answered, and the connection
 // stays.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -53,7 +54,9 @@ class MemorySocketServer : public DataPlaneServer {
  private:
   struct Reply {
     absl::Status status;
-    ChunkFd chunk;
+    std::array<UniqueFd, 2> fds = {};  // Those that are valid go along.
+    uint64_t bytes = 0;
+    uint64_t num_blocks = 0;
   };
 
   MemorySocketServer(MemorySocketOptions options, const PageStore& store, SessionTable& sessions)
@@ -64,7 +67,10 @@ class MemorySocketServer : public DataPlaneServer {
   void Accept();
   // Returns whether the connection goes on.
   bool Serve(int connection);
+  // Whether the peer has taken it; one that does not read its replies is not waited for.
+  static bool Send(int connection, const Reply& reply);
   Reply Answer(const MemoryRequest& request, const UniqueFd& received);
+  Reply AnswerChunk(const MemoryRequest& request) const;
 
   const MemorySocketOptions options_;
   const PageStore& store_;

@@ -8,6 +8,9 @@
 //   kGiveStaging    <- the session's staging memfd (SCM_RIGHTS with the request): where it puts the
 //                      bytes of pages it publishes. Must be sealed against shrinking and growing; a
 //                      later one replaces it.
+//   kGetCopyChunk   -> two descriptors of a chunk of copies in a GPU's memory: a memfd with its
+//                      table of headers, sealed as above, and the memory that holds its blocks,
+//                      back to back (crumb/cuda/shared_memory.h)
 #pragma once
 
 #include <array>
@@ -22,7 +25,7 @@ inline constexpr size_t kSessionSecretBytes = 16;
 // A publish is staged in batches of at most this many bytes of memory.
 inline constexpr uint64_t kMaxStagingBytes = uint64_t{1} << 30;
 
-enum class MemoryOp : uint16_t { kGetChunk = 1, kGiveStaging = 2 };
+enum class MemoryOp : uint16_t { kGetChunk = 1, kGiveStaging = 2, kGetCopyChunk = 3 };
 
 struct MemoryRequest {
   uint32_t magic = kMemorySocketMagic;
@@ -30,7 +33,7 @@ struct MemoryRequest {
   MemoryOp op = MemoryOp::kGetChunk;
   uint64_t session_id = 0;
   std::array<uint8_t, kSessionSecretBytes> session_secret{};
-  uint64_t argument = 0;  // kGetChunk: the chunk id. kGiveStaging: bytes of the memfd.
+  uint64_t argument = 0;  // kGetChunk, kGetCopyChunk: the id. kGiveStaging: bytes of the memfd.
 };
 static_assert(sizeof(MemoryRequest) == 40);
 
@@ -38,8 +41,8 @@ struct MemoryReply {
   uint32_t magic = kMemorySocketMagic;
   uint16_t version = kMemorySocketVersion;
   uint16_t status_code = 0;         // absl::StatusCode; 0 is OK.
-  uint64_t bytes = 0;               // kGetChunk: size of the memfd.
-  uint64_t num_blocks = 0;          // kGetChunk: blocks of the chunk.
+  uint64_t bytes = 0;               // kGetChunk: of the memfd. kGetCopyChunk: of the memory.
+  uint64_t num_blocks = 0;          // kGetChunk, kGetCopyChunk: blocks of the chunk.
   std::array<char, 232> message{};  // Of the status; NUL-terminated.
 };
 static_assert(sizeof(MemoryReply) == 256);

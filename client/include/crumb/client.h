@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 
 #include "crumb/cuda/profile.h"
+#include "crumb/gpu_upload.h"
 #include "crumb/sequence.h"
 
 namespace crumb {
@@ -41,11 +42,17 @@ struct ClientOptions {
   // Mapped pages are checked against their checksums before their first use (pulled ones always).
   bool verify_mapped_pages = true;
   absl::Duration reconnect_backoff_max = absl::Seconds(5);
+  // Number of the GPU on which lookups may read pages in place, as CUDA counts them in this
+  // process; -1: on none.
+  int gpu = -1;
 };
 
 struct LookupOptions {
   std::string context_key = {};  // What else changes the KV cache: a LoRA adapter, a salt.
   bool allow_int2_window = false;
+  // Pages that the daemon has in the memory of ClientOptions::gpu are read there: by GpuPage, and
+  // not by HeadBlock. Others are in host memory as without it. Needs the map; no effect without.
+  bool on_gpu = false;
   absl::Duration timeout = absl::Seconds(1);        // Of the lookup itself.
   absl::Duration pull_timeout = absl::Seconds(30);  // Of a pull's bytes, from the lookup on.
 };
@@ -59,12 +66,39 @@ class PrefixHandle : public SharedPrefix {
   virtual DataPlane data_plane() const = 0;     // By which the bytes come.
   // Bytes copied into this process by the data plane: 0 for a map.
   virtual size_t copied_bytes() const = 0;
+  // The image of a page in the memory of ClientOptions::gpu, read in place: head blocks of all KV
+  // heads of the model, that of (layer, kv_head) at Geometry::HeadBlockOffset. What page tables of
+  // SplitDecode take. Null where the page is not there. Alive as long as this object: wait for the
+  // kernels that read it before destroying it. As all reads, to be believed after Validate.
+  virtual const std::byte* GpuPage(PageIdx /*page*/, PageEncoding /*encoding*/) const {
+    return nullptr;
+  }
+  // Brings the whole prefix to ClientOptions::gpu: what is there already stays in place, the rest
+  // is copied. Returns when the copies are enqueued. The prefix must outlive it.
+  // FAILED_PRECONDITION: no pages, or ClientOptions::gpu is not given. RESOURCE_EXHAUSTED: no
+  // device memory.
+  virtual absl::StatusOr<std::unique_ptr<GpuUpload>> UploadToGpu(
+      const GpuUploadOptions& /*options*/) {
+    return absl::UnimplementedError("this prefix does not come from a daemon");
+  }
   // Copies a page's image of the rank's heads, [kv_head][layer] head blocks, for engines that keep
   // pages in memory of their own. Blocks until the bytes are there. NOT_FOUND: not in that
   // encoding. INVALID_ARGUMENT: image of another size. As all reads, to be believed after Validate.
   virtual absl::Status CopyPage(PageIdx page,
                                 PageEncoding encoding,
                                 std::span<std::byte> image) = 0;
+};
+
+// Pages of a live sequence that an engine keeps in the memory of its GPU, for publishing.
+class GpuPages {
+ public:
+  virtual ~GpuPages() = default;
+
+  virtual uint32_t length() const = 0;  // Tokens.
+  // The page's image of the rank's heads in device memory, [kv_head][layer] head blocks, as
+  // DemotePages and AppendRows write them; null where it is not held in that encoding. All that
+  // writes it must have ended, and it must stay until the publish returns.
+  virtual const std::byte* Page(PageIdx page, PageEncoding encoding) const = 0;
 };
 
 struct PublishOptions {
@@ -86,6 +120,8 @@ struct ClientState {
   uint64_t num_attaches = 0;
   DataPlane data_plane = DataPlane::kAuto;  // In use; kAuto while not attached.
   std::string data_plane_note;              // Why it is not the map; empty where it is.
+  bool reads_gpu_pages = false;  // Lookups on_gpu find pages in the memory of ClientOptions::gpu.
+  std::string gpu_note;          // Why they do not, where ClientOptions::gpu is given.
   bool draining = false;
   absl::Status last_error;  // Why it is not attached, or was not.
 };
@@ -114,6 +150,11 @@ class Client {
   virtual absl::StatusOr<PublishResult> Publish(const Sequence& sequence,
                                                 std::span<const uint32_t> tokens,
                                                 const PublishOptions& options) = 0;
+  // The same from the memory of ClientOptions::gpu; each page's rows are read there once.
+  // FAILED_PRECONDITION also: ClientOptions::gpu is not given.
+  virtual absl::StatusOr<PublishResult> PublishFromGpu(const GpuPages& pages,
+                                                       std::span<const uint32_t> tokens,
+                                                       const PublishOptions& options) = 0;
 };
 
 }  // namespace crumb

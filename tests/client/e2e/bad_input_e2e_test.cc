@@ -280,5 +280,17 @@ TEST_F(BadInputTest, SigtermEndsADaemonWithAttachedClientsWithStatusZero) {
   EXPECT_TRUE(by_ucx->WaitAttached(absl::Seconds(20)).ok());
 }
 
+TEST_F(ClientTest, PrefixIsNotBroughtToAGpuThatWasNotNamed) {
+  StartDaemon();
+  const auto client = NewClient();
+  ASSERT_TRUE(client->Publish(*Prefill(512), std::span(prompt_).first(512), {}).ok());
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+  EXPECT_EQ(prefix->GpuPage(PageIdx(1), PageEncoding::kInt2), nullptr);
+  EXPECT_NE(prefix->HeadBlock(PageIdx(1), PageEncoding::kInt2, 0, 0), nullptr);
+  const auto upload = prefix->UploadToGpu({});
+  EXPECT_EQ(upload.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(upload.status().message()), HasSubstr("ClientOptions::gpu"));
+}
+
 }  // namespace
 }  // namespace crumb

@@ -97,8 +97,9 @@ class PublishStepsTest : public testing::Test {
   static absl::Time Soon() { return Clock::System().Now() + absl::Seconds(10); }
 
   absl::StatusOr<PublishResult> Run(size_t max_step_bytes, absl::Time deadline = Soon()) {
+    SequenceExporter exporter(*sequence_);
     return Publisher({.max_step_bytes = max_step_bytes, .first_backoff = absl::Milliseconds(1)},
-                     session_, *sequence_, Clock::System())
+                     session_, exporter, Clock::System())
         .Run("", tokens_, deadline);
   }
   std::vector<std::byte> Export(const StagedImage& staged) const {

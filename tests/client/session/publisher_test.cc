@@ -39,7 +39,7 @@ class PlanPublishTest : public testing::Test {
     return missing;
   }
   std::string Plan(const MissingPages& missing) {
-    const auto plan = PlanPublish(missing, *sequence_);
+    const auto plan = PlanPublish(missing, SequenceExporter(*sequence_), profile_->windows());
     if (!plan.ok()) {
       return std::string(plan.status().message());
     }

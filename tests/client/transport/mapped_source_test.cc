@@ -188,14 +188,14 @@ TEST_F(MappedSourceTest, IdleChunksAreUnmappedAndUsedOnesStay) {
   ASSERT_TRUE(used.ok());
   ASSERT_TRUE((*transport)->Open(arena_.PrefixIn(other), deadline).ok());
   EXPECT_EQ((*transport)->num_mapped_chunks(), 2u);
-  clock.Advance(ChunkMap::kMaxIdle - absl::Seconds(1));
+  clock.Advance(ChunkCache<MappedChunk>::kMaxIdle - absl::Seconds(1));
   (*transport)->Maintain();
   EXPECT_EQ((*transport)->num_mapped_chunks(), 2u);
   clock.Advance(absl::Seconds(1));
   (*transport)->Maintain();
   EXPECT_EQ((*transport)->num_mapped_chunks(), 1u);
   used->reset();
-  clock.Advance(ChunkMap::kMaxIdle);
+  clock.Advance(ChunkCache<MappedChunk>::kMaxIdle);
   (*transport)->Maintain();
   EXPECT_EQ((*transport)->num_mapped_chunks(), 0u);
 }

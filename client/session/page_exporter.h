@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a publish takes pages from: a sequence in host memory, or an engine's own pages on a GPU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "crumb/client.h"
+#include "crumb/cuda/transfer.h"
+#include "crumb/sequence.h"
+
+namespace crumb {
+
+// Thread-compatible.
+class PageExporter {
+ public:
+  virtual ~PageExporter() = default;
+
+  virtual uint32_t length() const = 0;  // Tokens.
+  virtual bool HasPage(PageIdx page, PageEncoding encoding) const = 0;
+  // The image of the rank's heads; there once Finish returned OK. NOT_FOUND: not held.
+  virtual absl::Status ExportPage(PageIdx page,
+                                  PageEncoding encoding,
+                                  std::span<std::byte> image) = 0;
+  virtual absl::Status Finish() { return absl::OkStatus(); }
+  // Whether images are best exported to memory that is registered with the current GPU.
+  virtual bool wants_registered_memory() const { return false; }
+};
+
+class SequenceExporter : public PageExporter {
+ public:
+  explicit SequenceExporter(const Sequence& sequence) : sequence_(sequence) {}
+
+  uint32_t length() const override { return sequence_.length(); }
+  bool HasPage(PageIdx page, PageEncoding encoding) const override {
+    return sequence_.HasPage(page, encoding);
+  }
+  absl::Status ExportPage(PageIdx page,
+                          PageEncoding encoding,
+                          std::span<std::byte> image) override {
+    return sequence_.ExportPage(page, encoding, image);
+  }
+
+ private:
+  const Sequence& sequence_;
+};
+
+// On the current device of the thread that makes it and uses it.
+class GpuExporter : public PageExporter {
+ public:
+  static absl::StatusOr<std::unique_ptr<GpuExporter>> Create(const GpuPages& pages);
+
+  uint32_t length() const override { return pages_.length(); }
+  bool HasPage(PageIdx page, PageEncoding encoding) const override {
+    return pages_.Page(page, encoding) != nullptr;
+  }
+  absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
+  absl::Status Finish() override { return stream_->Wait(); }
+  bool wants_registered_memory() const override { return true; }
+
+ private:
+  explicit GpuExporter(const GpuPages& pages) : pages_(pages) {}
+
+  const GpuPages& pages_;
+  std::unique_ptr<OwnGpuStream> stream_;
+};
+
+}  // namespace crumb

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pages in the daemon's GPU memory, read in place by engines of other processes; and what happens
+// when either end dies. Needs a GPU.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "crumb/cuda/shared_memory.h"
+#include "tests/client/e2e/client_fixture.h"
+#include "tests/client/e2e/engine_process.h"
+#include "tests/client/e2e/gpu_prefix.h"
+#include "tests/cuda/gpu/gpu_fixture.h"
+
+namespace crumb {
+namespace {
+
+using testing::HasSubstr;
+
+class GpuClientTest : public GpuFixture<ClientTest> {
+ protected:
+  void StartGpuDaemon(std::vector<std::string> flags = {"--store.gpu_arena=64MiB",
+                                                        "--store.gpu_chunk=4MiB"}) {
+    StartDaemon(std::move(flags));
+  }
+  std::unique_ptr<Client> NewGpuClient(std::string tenant = "default") {
+    auto client = Client::Create({.address = daemon_->address(),
+                                  .tenant = std::move(tenant),
+                                  .profile = profile_,
+                                  .data_plane = DataPlane::kMap,
+                                  .reconnect_backoff_max = absl::Milliseconds(200),
+                                  .gpu = 0});
+    EXPECT_TRUE(client.ok()) << client.status();
+    EXPECT_TRUE((*client)->WaitAttached(absl::Seconds(20)).ok())
+        << (*client)->WaitAttached(absl::ZeroDuration());
+    return *std::move(client);
+  }
+  void Publish(Client* client, uint32_t num_tokens) {
+    const auto published =
+        client->Publish(*Prefill(num_tokens), std::span(prompt_).first(num_tokens), {});
+    ASSERT_TRUE(published.ok()) << published.status();
+  }
+  // All of whose pages are on the GPU.
+  std::shared_ptr<PrefixHandle> LookupOnGpu(Client* client, uint32_t num_tokens) {
+    std::shared_ptr<PrefixHandle> prefix;
+    WaitFor([&] {
+      auto found = client->Lookup(std::span(prompt_).first(num_tokens), {.on_gpu = true});
+      EXPECT_TRUE(found.ok()) << found.status();
+      prefix = found.value_or(nullptr);
+      return prefix == nullptr || PagesOnGpu(*prefix, *profile_) == prefix->num_pages();
+    });
+    return prefix;
+  }
+  std::vector<std::byte> Download(const std::byte* device, PageEncoding encoding) {
+    std::vector<std::byte> image(profile_->geometry().PageBytes(encoding));
+    CRUMB_EXPECT_CUDA(cudaMemcpy(image.data(), device, image.size(), cudaMemcpyDeviceToHost));
+    return image;
+  }
+  // As engines without a GPU get them: the sink in BF16, the rest in INT2.
+  std::vector<std::vector<std::byte>> HostImages(Client* client, uint32_t num_tokens) {
+    std::vector<std::vector<std::byte>> images;
+    auto prefix = client->Lookup(std::span(prompt_).first(num_tokens), {});
+    EXPECT_TRUE(prefix.ok()) << prefix.status();
+    for (uint32_t page = 0; prefix.ok() && page < (*prefix)->num_pages(); ++page) {
+      const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+      images.emplace_back(profile_->geometry().PageBytes(encoding));
+      EXPECT_TRUE((*prefix)->CopyPage(PageIdx(page), encoding, images.back()).ok());
+    }
+    return images;
+  }
+  void ExpectSamePages(const PrefixHandle& prefix,
+                       const std::vector<std::vector<std::byte>>& images) {
+    ASSERT_EQ(images.size(), prefix.num_pages());
+    for (uint32_t page = 0; page < images.size(); ++page) {
+      const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+      EXPECT_EQ(Download(prefix.GpuPage(PageIdx(page), encoding), encoding), images[page])
+          << "page " << page;
+    }
+  }
+  static absl::StatusOr<EngineProcess> StartEngine(const std::string& address) {
+    return EngineProcess::Start(address, "map", CRUMB_GPU_ENGINE);
+  }
+};
+
+TEST_F(GpuClientTest, PublishedPagesAreReadInTheDaemonsGpuMemoryWithoutACopy) {
+  StartGpuDaemon();
+  EXPECT_THAT(daemon_->Log(), HasSubstr("GPU memory: GPU 0"));
+  const auto client = NewGpuClient();
+  EXPECT_TRUE(client->state().reads_gpu_pages) << client->state().gpu_note;
+  Publish(client.get(), 512);
+  const auto prefix = LookupOnGpu(client.get(), 513);
+  EXPECT_EQ(prefix->usable_tokens(), 512u);
+  EXPECT_EQ(prefix->copied_bytes(), 0u);
+  EXPECT_EQ(prefix->HeadBlock(PageIdx(3), PageEncoding::kInt2, 0, 0), nullptr);
+  const auto images = HostImages(client.get(), 513);
+  ExpectSamePages(*prefix, images);
+  // The tail, for the next engine's recent window.
+  EXPECT_NE(prefix->GpuPage(PageIdx(7), PageEncoding::kBf16), nullptr);
+  EXPECT_EQ(prefix->GpuPage(PageIdx(8), PageEncoding::kInt2), nullptr);
+
+  GpuAttention attention(*prefix, *profile_);
+  const std::vector<float> got = attention.Run();
+  const std::vector<float> expected = attention.Expected(images, profile_->geometry());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], expected[i], 1e-3) << "element " << i;
+  }
+  EXPECT_TRUE(prefix->Validate().ok()) << prefix->Validate();
+}
+
+TEST_F(GpuClientTest, EnginesWithoutAGpuAndOnItShareThePages) {
+  StartGpuDaemon();
+  const auto on_host = NewClient();
+  const auto sequence = Prefill(512);
+  ASSERT_TRUE(on_host->Publish(*sequence, std::span(prompt_).first(512), {}).ok());
+  auto engine = StartEngine(daemon_->address());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ(engine->Ask("lookup 5 513"), "found 512, 8 pages on the GPU");
+  EXPECT_EQ(engine->Ask("validate"), "OK");
+  const auto prefix = *on_host->Lookup(std::span(prompt_).first(513), {});
+  EXPECT_EQ(prefix->GpuPage(PageIdx(3), PageEncoding::kInt2), nullptr);
+  EXPECT_NE(prefix->HeadBlock(PageIdx(3), PageEncoding::kInt2, 0, 0), nullptr);
+}
+
+TEST_F(GpuClientTest, EngineThatWritesToPagesChangesNothing) {
+  StartGpuDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = LookupOnGpu(client.get(), 513);
+  const auto images = HostImages(client.get(), 513);
+  for (const char* way : {"fill", "store"}) {
+    auto engine = StartEngine(daemon_->address());
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    EXPECT_EQ(engine->Ask("lookup 5 513"), "found 512, 8 pages on the GPU");
+    EXPECT_NE(engine->Ask(way), "cudaSuccess") << way;
+    ExpectSamePages(*prefix, images);
+  }
+  EXPECT_TRUE(prefix->Validate().ok()) << prefix->Validate();
+}
+
+TEST_F(GpuClientTest, DaemonKilledUnderAMapIsAStatusAndTheKernelReadsOn) {
+  StartGpuDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = LookupOnGpu(client.get(), 513);
+  const auto images = HostImages(client.get(), 513);
+  GpuAttention attention(*prefix, *profile_);
+  const std::vector<float> before = attention.Run();
+  daemon_->Kill();
+  EXPECT_EQ(attention.Run(), before);
+  ExpectSamePages(*prefix, images);
+  WaitFor([&] { return !prefix->Validate().ok(); });
+  EXPECT_EQ(prefix->Validate().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(client->Lookup(std::span(prompt_).first(513), {.on_gpu = true}).ok());
+  // With the next daemon all is as at the start.
+  RestartDaemon();
+  ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
+  Publish(client.get(), 512);
+  const auto again = LookupOnGpu(client.get(), 513);
+  EXPECT_EQ(GpuAttention(*again, *profile_).Run(), before);
+  EXPECT_EQ(attention.Run(), before) << "the dead daemon's memory lives as long as it is mapped";
+}
+
+TEST_F(GpuClientTest, EngineKilledInAKernelHarmsNothingAndItsPagesComeFree) {
+  StartGpuDaemon({"--store.gpu_arena=64MiB", "--store.gpu_chunk=4MiB", "--store.quarantine=100ms"});
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  for (int round = 0; round < 3; ++round) {
+    auto engine = StartEngine(daemon_->address());
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    EXPECT_EQ(engine->Ask("lookup 5 513"), "found 512, 8 pages on the GPU");
+    EXPECT_EQ(engine->Ask("decode"), "decoding");
+    engine->Kill();
+  }
+  EXPECT_TRUE(StatusBecomes("\"leased_pages\": 0")) << status_;
+  const auto prefix = LookupOnGpu(client.get(), 513);
+  ExpectSamePages(*prefix, HostImages(client.get(), 513));
+  EXPECT_TRUE(prefix->Validate().ok()) << prefix->Validate();
+}
+
+TEST_F(GpuClientTest, FullArenaKeepsWhatIsLeasedAndDropsWhatIsCold) {
+  // Two chunks of 2 MiB: BF16 has 31 blocks of 64 KiB, INT2 170 of 12 KiB.
+  StartGpuDaemon({"--store.gpu_arena=4MiB", "--store.gpu_chunk=2MiB"});
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = LookupOnGpu(client.get(), 513);
+  const auto images = HostImages(client.get(), 513);
+  const auto sequence = Prefill(1024);
+  for (uint32_t seed = 100; seed < 130; ++seed) {
+    ASSERT_TRUE(client->Publish(*sequence, E2ePrompt(seed, 1024), {}).ok());
+  }
+  WaitFor([&] {
+    return StatusBecomes("spilled_copies") &&
+           status_.find("\"spilled_copies\": 0\n") == std::string::npos;
+  });
+  ExpectSamePages(*prefix, images);
+  EXPECT_TRUE(prefix->Validate().ok()) << prefix->Validate();
+  // What was dropped comes back for those who look it up.
+  const auto cold = client->Lookup(E2ePrompt(100, 1024), {.on_gpu = true});
+  ASSERT_TRUE(cold.ok()) << cold.status();
+  WaitFor([&] {
+    const auto again = client->Lookup(E2ePrompt(100, 1024), {.on_gpu = true});
+    return again.ok() && PagesOnGpu(**again, *profile_) > 8;
+  });
+}
+
+TEST_F(GpuClientTest, DaemonWithoutMemoryOnTheDeviceServesFromHostMemory) {
+  StartGpuDaemon({"--store.capacity=2TiB", "--store.gpu_arena=1TiB", "--store.gpu_chunk=64GiB"});
+  EXPECT_THAT(daemon_->Log(), HasSubstr("gpu_arena_off"));
+  EXPECT_THAT(daemon_->Log(), HasSubstr("RESOURCE_EXHAUSTED"));
+  const auto client = NewGpuClient();
+  EXPECT_FALSE(client->state().reads_gpu_pages);
+  EXPECT_THAT(client->state().gpu_note, HasSubstr("out of memory"));
+  Publish(client.get(), 512);
+  const auto prefix = client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+  ASSERT_TRUE(prefix.ok()) << prefix.status();
+  EXPECT_EQ(PagesOnGpu(**prefix, *profile_), 0u);
+  EXPECT_NE((*prefix)->HeadBlock(PageIdx(3), PageEncoding::kInt2, 0, 0), nullptr);
+  EXPECT_TRUE((*prefix)->Validate().ok());
+}
+
+TEST_F(GpuClientTest, DaemonWithoutAnArenaSaysWhy) {
+  StartDaemon();
+  const auto client = NewGpuClient();
+  EXPECT_FALSE(client->state().reads_gpu_pages);
+  EXPECT_THAT(client->state().gpu_note, HasSubstr("gpu_arena is 0"));
+}
+
+TEST_F(GpuClientTest, OtherTenantsSeeNothing) {
+  StartGpuDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = LookupOnGpu(client.get(), 513);
+  const auto other = NewGpuClient("other");
+  const auto missed = other->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+  ASSERT_TRUE(missed.ok()) << missed.status();
+  EXPECT_EQ((*missed)->num_pages(), 0u);
+  EXPECT_EQ((*missed)->GpuPage(PageIdx(0), PageEncoding::kBf16), nullptr);
+}
+
+TEST_F(GpuClientTest, GpuThatIsNotThereIsRefusedByName) {
+  StartDaemon();
+  const auto client =
+      Client::Create({.address = daemon_->address(), .profile = profile_, .gpu = 63});
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument) << client.status();
+  EXPECT_THAT(client.status().message(), HasSubstr("ClientOptions::gpu is 63"));
+}
+
+TEST_F(GpuClientTest, PagesInHostMemoryAreCopiedToTheGpu) {
+  StartDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto images = HostImages(client.get(), 513);
+  for (const uint32_t layers_per_group : {1u, 2u, 64u}) {
+    const auto upload = prefix->UploadToGpu({.layers_per_group = layers_per_group});
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    EXPECT_TRUE((*upload)->registration().ok()) << (*upload)->registration();
+    TestStream stream;
+    ASSERT_TRUE((*upload)->DelayUntilLayer(1, stream.get()).ok());
+    stream.Wait();
+    for (uint32_t page = 0; page < 8; ++page) {
+      const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+      const std::byte* const image = (*upload)->Page(PageIdx(page), encoding);
+      ASSERT_NE(image, nullptr);
+      EXPECT_EQ(Download(image, encoding), images[page]) << "page " << page;
+    }
+    EXPECT_NE((*upload)->Page(PageIdx(7), PageEncoding::kBf16), nullptr);
+    EXPECT_EQ((*upload)->Page(PageIdx(0), PageEncoding::kInt2), nullptr);
+    const Geometry& geometry = profile_->geometry();
+    EXPECT_EQ((*upload)->copied_bytes(), 7 * geometry.PageBytes(PageEncoding::kInt2) +
+                                             3 * geometry.PageBytes(PageEncoding::kBf16));
+    EXPECT_EQ((*upload)->DelayUntilLayer(2, stream.get()).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+  }
+  EXPECT_EQ(prefix->UploadToGpu({.layers_per_group = 0}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(GpuClientTest, RankGetsItsHeadsAtTheirPlacesInTheImage) {
+  StartDaemon();
+  Publish(NewClient().get(), 512);
+  const auto images = HostImages(NewClient().get(), 513);
+  auto client = *Client::Create(
+      {.address = daemon_->address(), .profile = profile_, .heads = {1, 1}, .gpu = 0});
+  ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto upload = prefix->UploadToGpu({});
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+  const Geometry& geometry = profile_->geometry();
+  const size_t offset = geometry.HeadBlockOffset(PageEncoding::kInt2, 1, 1);
+  std::vector<std::byte> block(geometry.HeadBlockBytes(PageEncoding::kInt2));
+  CRUMB_EXPECT_CUDA(cudaMemcpy(block.data(),
+                               (*upload)->Page(PageIdx(5), PageEncoding::kInt2) + offset,
+                               block.size(), cudaMemcpyDeviceToHost));
+  EXPECT_TRUE(std::equal(block.begin(), block.end(), images[5].data() + offset));
+}
+
+TEST_F(GpuClientTest, WhatIsOnTheGpuStaysInPlaceAndOnlyTheRestIsCopied) {
+  // BF16 in one chunk of 31 blocks, INT2 in none: a page in one chunk is all that fits.
+  StartGpuDaemon({"--store.gpu_arena=2MiB", "--store.gpu_chunk=2MiB"});
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  std::shared_ptr<PrefixHandle> prefix;
+  WaitFor([&] {
+    prefix = *client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+    return prefix->GpuPage(PageIdx(0), PageEncoding::kBf16) != nullptr;
+  });
+  const auto images = HostImages(client.get(), 513);
+  const auto upload = prefix->UploadToGpu({});
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ((*upload)->Page(PageIdx(0), PageEncoding::kBf16),
+            prefix->GpuPage(PageIdx(0), PageEncoding::kBf16));
+  ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+  for (uint32_t page = 0; page < 8; ++page) {
+    const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+    EXPECT_EQ(Download((*upload)->Page(PageIdx(page), encoding), encoding), images[page]);
+  }
+}
+
+// What an upload has, as an engine's own pages.
+class UploadedPages : public GpuPages {
+ public:
+  UploadedPages(const GpuUpload& upload, uint32_t num_tokens)
+      : upload_(upload), num_tokens_(num_tokens) {}
+  uint32_t length() const override { return num_tokens_; }
+  const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
+    return upload_.Page(page, encoding);
+  }
+
+ private:
+  const GpuUpload& upload_;
+  const uint32_t num_tokens_;
+};
+
+TEST_F(GpuClientTest, PagesInAnEnginesGpuMemoryArePublished) {
+  StartGpuDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto images = HostImages(client.get(), 513);
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto upload = *prefix->UploadToGpu({});
+  ASSERT_TRUE(upload->Validate().ok());
+
+  const auto other = NewGpuClient("other");
+  const UploadedPages pages(*upload, 512);
+  const auto published = other->PublishFromGpu(pages, std::span(prompt_).first(512), {});
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(published->pages_added, 8u);
+  EXPECT_EQ(published->tail_pages, 2u);
+  EXPECT_EQ(HostImages(other.get(), 513), images);
+  ExpectSamePages(*LookupOnGpu(other.get(), 513), images);
+
+  const UploadedPages shorter(*upload, 256);
+  EXPECT_EQ(other->PublishFromGpu(shorter, std::span(prompt_).first(512), {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(NewClient()->PublishFromGpu(pages, std::span(prompt_).first(512), {}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+using SharedGpuMemoryTest = GpuFixture<testing::Test>;
+
+TEST_F(SharedGpuMemoryTest, DescriptorOfSomethingElseIsRefusedAndLeavesNoErrorBehind) {
+  const int memfd = ::memfd_create("no-gpu-memory", MFD_CLOEXEC);
+  for (const int fd : {memfd, 0, 9999}) {
+    const auto opened = SharedGpuMemory::Open(0, fd, size_t{2} << 20);
+    EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition) << opened.status();
+    EXPECT_THAT(opened.status().message(), HasSubstr("descriptor"));
+  }
+  ::close(memfd);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+}
+
+TEST_F(SharedGpuMemoryTest, IsZeroAndTheSameForBothEnds) {
+  const auto made = SharedGpuMemory::Create(0, 1);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_GE((*made)->bytes(), size_t{2} << 20);
+  std::vector<uint8_t> bytes((*made)->bytes(), 1);
+  CRUMB_EXPECT_CUDA(
+      cudaMemcpy(bytes.data(), (*made)->data(), bytes.size(), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 0), static_cast<ptrdiff_t>(bytes.size()));
+  const auto opened = SharedGpuMemory::Open(0, (*made)->fd(), 1);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  CRUMB_EXPECT_CUDA(cudaMemset((*made)->data(), 7, bytes.size()));
+  CRUMB_EXPECT_CUDA(
+      cudaMemcpy(bytes.data(), (*opened)->data(), bytes.size(), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 7), static_cast<ptrdiff_t>(bytes.size()));
+}
+
+}  // namespace
+}  // namespace crumb

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An engine on a GPU that does as it is told, line by line:
+//
+//   lookup SEED TOKENS   "found USABLE, ON_GPU pages on the GPU"; holds the prefix
+//   validate             "OK", or the status of the prefix held
+//   decode               "decoding": launches attention over the prefix for ever, without waiting
+//   fill, store          writes to a page of the daemon's, by cudaMemset or in a kernel: what CUDA
+//                        said to that
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "crumb/client.h"
+#include "crumb/cuda/checksum_pages.h"
+#include "proto/base/clock.h"
+#include "tests/client/e2e/e2e_model.h"
+#include "tests/client/e2e/gpu_prefix.h"
+
+namespace crumb {
+namespace {
+
+class Engine {
+ public:
+  explicit Engine(const std::string& address)
+      : client_(*Client::Create({.address = address,
+                                 .client_name = "gpu_engine",
+                                 .profile = profile_,
+                                 .data_plane = DataPlane::kMap,
+                                 .gpu = 0})) {}
+
+  absl::Status WaitAttached() { return client_->WaitAttached(absl::Seconds(20)); }
+
+  // Until all of its pages are on the GPU: what is not is copied there, for the next lookup.
+  std::string Lookup(uint32_t seed, uint32_t num_tokens) {
+    const absl::Time deadline = Clock::System().Now() + absl::Seconds(20);
+    uint32_t on_gpu = 0;
+    do {
+      auto found = client_->Lookup(E2ePrompt(seed, num_tokens), {.on_gpu = true});
+      if (!found.ok()) {
+        return "error " + found.status().ToString();
+      }
+      prefix_ = *std::move(found);
+      on_gpu = PagesOnGpu(*prefix_, *profile_);
+      std::this_thread::yield();
+    } while (on_gpu < prefix_->num_pages() && Clock::System().Now() < deadline);
+    return "found " + std::to_string(prefix_->usable_tokens()) + ", " + std::to_string(on_gpu) +
+           " pages on the GPU";
+  }
+
+  std::string Validate() {
+    return prefix_ == nullptr ? "nothing held" : prefix_->Validate().ToString();
+  }
+
+  std::string Write(bool in_a_kernel) {
+    auto* const page = const_cast<std::byte*>(prefix_->GpuPage(PageIdx(1), PageEncoding::kInt2));
+    if (in_a_kernel) {
+      const DeviceBuffer<const std::byte*> pages(std::vector<const std::byte*>{page});
+      const absl::Status launched = ChecksumPages({.num_pages = 1,
+                                                   .num_ranges = 1,
+                                                   .pages = pages.data(),
+                                                   .offset = 0,
+                                                   .range_stride = 512,
+                                                   .range_bytes = 512,
+                                                   .checksums = reinterpret_cast<uint32_t*>(page)},
+                                                  nullptr);
+      cudaDeviceSynchronize();
+      return launched.ok() ? cudaGetErrorName(cudaGetLastError()) : launched.ToString();
+    }
+    const cudaError_t filled = cudaMemset(page, 0xff, 64);
+    const cudaError_t done = cudaDeviceSynchronize();
+    return cudaGetErrorName(filled != cudaSuccess ? filled : done);
+  }
+
+  [[noreturn]] void DecodeForEver() {
+    GpuAttention attention(*prefix_, *profile_);
+    for (;;) {
+      attention.Launch();
+    }
+  }
+
+ private:
+  std::shared_ptr<const Profile> profile_ = GpuE2eProfile();
+  std::unique_ptr<Client> client_;
+  std::shared_ptr<PrefixHandle> prefix_;
+};
+
+void Say(const std::string& line) {
+  std::puts(line.c_str());
+  std::fflush(stdout);
+}
+
+int Main(const std::string& address) {
+  Engine engine(address);
+  if (const absl::Status status = engine.WaitAttached(); !status.ok()) {
+    Say(status.ToString());
+    return 1;
+  }
+  Say("attached");
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string command;
+    uint32_t seed = 0;
+    uint32_t num_tokens = 0;
+    words >> command >> seed >> num_tokens;
+    if (command == "lookup") {
+      Say(engine.Lookup(seed, num_tokens));
+    } else if (command == "validate") {
+      Say(engine.Validate());
+    } else if (command == "fill" || command == "store") {
+      Say(engine.Write(command == "store"));
+    } else if (command == "decode") {
+      Say("decoding");
+      engine.DecodeForEver();
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace crumb
+
+int main(int argc, char** argv) {
+  return argc == 3 ? crumb::Main(argv[1]) : 2;
+}
