@@ -26,17 +26,31 @@ struct AwareScratch {
   static constexpr int kChannelBytes = 128;
   alignas(128) std::byte errors[kDim * kChannelBytes];
 
-  __device__ __forceinline__ std::byte* chunk(int channel, int chunk) {
-    return errors + channel * kChannelBytes + ((chunk ^ (channel % 8)) << 4);
+  // Addresses in shared memory of what a lane has of channels 16 `block` on; those of other
+  // channels and chunks follow by constants.
+  __device__ __forceinline__ uint32_t base(int block) const {
+    return SharedAddress(errors) + static_cast<uint32_t>(block * 16 * kChannelBytes);
   }
-  // The lane's two problems of a channel.
-  __device__ __forceinline__ uint32_t& word(int channel, int lane) {
-    return *reinterpret_cast<uint32_t*>(chunk(channel, lane / 4) + lane % 4 * 4);
+  // The lane's two problems of channel `i` of the block.
+  static __device__ __forceinline__ uint32_t Word(uint32_t base, int i, int lane) {
+    return ((base + lane * 4) ^ (i % 8 << 4)) + i * kChannelBytes;
   }
-  // B[16 x 16] of m16n8k16, twice: channels from 16 `step` on, of the problems of chunks 2 `pair`
-  // and 2 `pair` + 1.
-  __device__ __forceinline__ void LoadOperands(uint32_t (&b)[4], int step, int pair, int lane) {
-    LoadMatricesTransposed(b, chunk(16 * step + lane / 8 % 2 * 8 + lane % 8, 2 * pair + lane / 16));
+  // Two problems of channel g + 8 half, as a product's lane (g, t) has them: those of lane
+  // 4 chunk + t.
+  static __device__ __forceinline__ uint32_t SumWord(uint32_t base, int chunk, int half, int lane) {
+    const int g = lane / 4;
+    return ((base + g * (kChannelBytes + 16) + lane % 4 * 4) ^ (chunk << 4)) +
+           half * 8 * kChannelBytes;
+  }
+  // B[16 x 16] of m16n8k16, twice: all the block's channels, of the problems of chunks 2 `pair` and
+  // 2 `pair` + 1.
+  static __device__ __forceinline__ void LoadOperands(uint32_t (&b)[4],
+                                                      uint32_t base,
+                                                      int pair,
+                                                      int lane) {
+    const int r = lane % 8;
+    const uint32_t row = base + (lane / 8 % 2 * 8 + r) * kChannelBytes + ((lane / 16 ^ r) << 4);
+    LoadMatricesTransposed(b, row ^ (pair << 5));
   }
 };
 

@@ -278,14 +278,27 @@ inline constexpr int kDemoteBlocks = kKeys != KeyRounding::kToNearest ? (kDim ==
                                                                                        : 1)
                                                                       : (kDim == 256 ? 1 : 4);
 
+// Where a block's share begins; the one after the last begins where all units end. Shares are of
+// equal cost: a page of keys that are rounded with feedback costs about as much as four of values.
+template <KeyRounding kKeys>
+__device__ __forceinline__ uint32_t FirstUnitOf(const DemotePagesParams& params, uint32_t block) {
+  constexpr uint32_t kKeyCost = kKeys == KeyRounding::kToNearest ? 1 : 4;
+  const uint64_t keys = uint64_t{params.num_pages} * kKeyCost;
+  const uint64_t head = keys + params.num_pages;
+  const uint64_t cost = head * params.num_heads * params.num_layers * block / gridDim.x;
+  const uint64_t rest = cost % head;
+  const uint64_t of_head = rest < keys ? rest / kKeyCost : params.num_pages + rest - keys;
+  return static_cast<uint32_t>(cost / head * 2 * params.num_pages + of_head);
+}
+
 template <int kDim, KeyRounding kKeys>
 __global__
 __launch_bounds__(32 * kDemoteWarps<kDim>, (kDemoteBlocks<kDim, kKeys>)) void DemoteKernel(
-    const __grid_constant__ DemotePagesParams params, uint32_t num_units) {
+    const __grid_constant__ DemotePagesParams params) {
   extern __shared__ __align__(16) std::byte memory[];
   auto& shared = *reinterpret_cast<DemoteShared<kDim, kKeys>*>(memory);
-  const auto begin = static_cast<uint32_t>(uint64_t{num_units} * blockIdx.x / gridDim.x);
-  const auto end = static_cast<uint32_t>(uint64_t{num_units} * (blockIdx.x + 1) / gridDim.x);
+  const uint32_t begin = FirstUnitOf<kKeys>(params, blockIdx.x);
+  const uint32_t end = FirstUnitOf<kKeys>(params, blockIdx.x + 1);
   DemoteBlock<kDim, kKeys>(params, shared).Run(begin, end);
 }
 

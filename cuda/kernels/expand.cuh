@@ -7,7 +7,8 @@
 //
 //   s * unit * (256 * code U^T + code L^T) + min * sums + mean,     R = unit * (256 U + L),
 //
-// with both products exact on the integer tensor cores: 4 d^2 operations of a byte a row.
+// with both products exact on the integer tensor cores: 4 d^2 operations of a byte a row. As
+// stored, a row has four numbers, which its codes look up.
 //
 // grid = [blocks], each a contiguous share of the units (layer, head, K or V, page), pages fastest:
 // a warp keeps its columns of R^T in registers while the head stays the same. The next unit's codes
@@ -15,26 +16,38 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "crumb/cuda/expand_pages.h"
 #include "cuda/kernels/page_rows.cuh"
+#include "cuda/kernels/unpack_codes.cuh"
 
 namespace crumb::gpu {
 
 template <int kDim>
 inline constexpr int kExpandWarps = kDim == 256 ? 8 : 4;
-template <int kDim>
-inline constexpr int kExpandBlocks = kDim == 256 ? 1 : 4;
+template <int kDim, ExpandSpace kSpace>
+inline constexpr int kExpandBlocks = kSpace == ExpandSpace::kModel ? (kDim == 256 ? 1 : 4)
+                                                                   : (kDim == 256 ? 4 : 8);
 
-template <int kDim>
+template <int kDim, ExpandSpace kSpace>
 struct ExpandShared {
   static constexpr Int2HeadBlock kFormat{kDim, kDim};
   static constexpr uint32_t kCodesBytes = static_cast<uint32_t>(kFormat.key_codes_bytes());
   static constexpr uint32_t kPartBytes = kCodesBytes + static_cast<uint32_t>(kFormat.meta_bytes());
   static constexpr uint32_t kCodeStride = kDim + 16;  // Of a row of codes, one a byte.
 
-  alignas(16) std::byte parts[2][kPartBytes];              // As loaded: codes, then meta.
-  alignas(16) std::byte codes[kPageTokens * kCodeStride];  // [token, channel].
+  // Model space: codes [token, channel].
+  struct Codes {
+    alignas(16) std::byte codes[kPageTokens * kCodeStride];
+  };
+  // As stored: a token's numbers of codes 0 to 3 in bf16, their lower bytes and their upper ones.
+  struct Levels {
+    uint2 levels[kPageTokens];
+  };
+
+  alignas(16) std::byte parts[2][kPartBytes];  // As loaded: codes, then meta.
+  std::conditional_t<kSpace == ExpandSpace::kModel, Codes, Levels> unpacked;
   alignas(16) std::byte rows[PageTile<kDim>::kBytes];
   std::byte* targets[kPageTokens];  // Of the rows; null: not to be written.
 };
@@ -65,12 +78,13 @@ struct UnrotationColumns {
   }
 };
 
-template <int kDim>
+template <int kDim, ExpandSpace kSpace>
 class ExpandBlock {
  public:
   static constexpr int kWarps = kExpandWarps<kDim>;
   static constexpr int kThreads = 32 * kWarps;
-  using Shared = ExpandShared<kDim>;
+  static constexpr bool kRotatesBack = kSpace == ExpandSpace::kModel;
+  using Shared = ExpandShared<kDim, kSpace>;
   using Tile = PageTile<kDim>;
 
   __device__ __forceinline__ ExpandBlock(const ExpandPagesParams& params, Shared& shared)
@@ -91,19 +105,21 @@ class ExpandBlock {
         pair = index / pages_;
         TakeHead(unit);
       }
-      FindTargets(unit);
       WaitForCopies<0>();
       __syncthreads();
       if (index + 1 < end) {
         LoadUnit(index + 1, (index + 1 - begin) % 2);
       }
+      FindTargets(unit);
       const std::byte* part = shared_.parts[(index - begin) % 2];
-      Unpack(part, unit.is_value);
-      __syncthreads();
-      if (params_.space == ExpandSpace::kModel) {
+      if constexpr (kRotatesBack) {
+        Unpack(part, unit.is_value);
+        __syncthreads();
         RotateBack(part + Shared::kCodesBytes);
       } else {
-        Decode(part + Shared::kCodesBytes);
+        FindLevels(part + Shared::kCodesBytes);
+        __syncthreads();
+        Unpack(part, unit.is_value);
       }
       __syncthreads();
       StoreRows();
@@ -150,7 +166,7 @@ class ExpandBlock {
         heads.records + (size_t{params_.first_layer + unit.layer} * heads.num_kv_heads +
                          params_.first_head + unit.head) *
                             layout.bytes();
-    if (params_.space == ExpandSpace::kModel) {
+    if constexpr (kRotatesBack) {
       columns_.Load(record, layout, unit.is_value, warp_, lane_);
       const auto* scalars = reinterpret_cast<const HeadScalars*>(record + layout.scalars());
       unit_ = scalars->digit_unit[unit.is_value ? 1 : 0];
@@ -181,61 +197,24 @@ class ExpandBlock {
     shared_.targets[row] = target;
   }
 
-  // Codes to a byte each, [token, channel].
+  // As stored, to rows; else codes to a byte each.
   __device__ __forceinline__ void Unpack(const std::byte* part, bool is_value) {
+    const auto store = [&](int token, int channel, uint32_t word) {
+      if constexpr (kRotatesBack) {
+        *reinterpret_cast<uint32_t*>(shared_.unpacked.codes + token * Shared::kCodeStride +
+                                     channel) = word & 0x03030303u;
+      } else {
+        const uint2 levels = shared_.unpacked.levels[token];
+        *reinterpret_cast<uint2*>(shared_.rows + token * Tile::kStride + channel * 2) =
+            LookUpCodes(word, levels.x, levels.y);
+      }
+    };
     for (int i = static_cast<int>(threadIdx.x); i < kDim; i += kThreads) {
       if (is_value) {
-        UnpackValues(reinterpret_cast<const uint32_t*>(part), i);
+        UnpackValueWords(reinterpret_cast<const uint32_t*>(part), i, store);
       } else {
-        UnpackKeys(reinterpret_cast<const uint4*>(part), i);
+        UnpackKeyVector<kDim>(reinterpret_cast<const uint4*>(part), i, store);
       }
-    }
-  }
-  __device__ __forceinline__ void StoreFour(int token, int channel, uint32_t word) {
-    *reinterpret_cast<uint32_t*>(shared_.codes + token * Shared::kCodeStride + channel) =
-        word & 0x03030303u;
-  }
-  __device__ __forceinline__ void UnpackKeys(const uint4* vectors, int i) {
-    constexpr int kSteps = kDim / 32;
-    const uint4 vector = vectors[i];
-    const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-    const int g = i % 32 / 4;
-    const int t = i % 4;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const int index = i / 32 * 4 + w;
-      const int token = 16 * (index / kSteps) + g;
-      const int channel = 32 * (index % kSteps) + 4 * t;
-      StoreFour(token, channel, words[w]);
-      StoreFour(token + 8, channel, words[w] >> 2);
-      StoreFour(token, channel + 16, words[w] >> 4);
-      StoreFour(token + 8, channel + 16, words[w] >> 6);
-    }
-  }
-  // Four words, of channels g = 4 q .. 4 q + 3, to rows of four channels.
-  __device__ __forceinline__ void UnpackValues(const uint32_t* words, int i) {
-    const int index = i / 8;
-    const int q = i % 8 / 4;
-    const int t = i % 4;
-    uint32_t w[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      w[c] = words[Int2HeadBlock::WordIndex(static_cast<uint32_t>(index),
-                                            static_cast<uint32_t>(4 * (4 * q + c) + t))];
-    }
-    const uint32_t low[2] = {__byte_perm(w[0], w[1], 0x5140), __byte_perm(w[2], w[3], 0x5140)};
-    const uint32_t high[2] = {__byte_perm(w[0], w[1], 0x7362), __byte_perm(w[2], w[3], 0x7362)};
-    const uint32_t rows[4] = {
-        __byte_perm(low[0], low[1], 0x5410), __byte_perm(low[0], low[1], 0x7632),
-        __byte_perm(high[0], high[1], 0x5410), __byte_perm(high[0], high[1], 0x7632)};
-    const int channel = 16 * (index / 2) + 4 * q;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int token = 16 * j + 8 * (index % 2) + t;
-      StoreFour(token, channel, rows[j]);
-      StoreFour(token, channel + 8, rows[j] >> 2);
-      StoreFour(token + 4, channel, rows[j] >> 4);
-      StoreFour(token + 4, channel + 8, rows[j] >> 6);
     }
   }
 
@@ -244,24 +223,18 @@ class ExpandBlock {
         meta)[Int2HeadBlock::MetaIndex(static_cast<uint32_t>(token))]);
   }
 
-  // Stored space: code * scale + min.
-  __device__ __forceinline__ void Decode(const std::byte* meta) {
-    constexpr int kChunks = kDim / 8;
-    for (int i = static_cast<int>(threadIdx.x); i < int{kPageTokens} * kChunks; i += kThreads) {
-      const int token = i / kChunks;
-      const int chunk = i % kChunks;
-      const float2 row = MetaOf(meta, token);
-      const uint2 codes =
-          *reinterpret_cast<const uint2*>(shared_.codes + token * Shared::kCodeStride + chunk * 8);
-      const auto value = [&](uint32_t word, int byte) {
-        return __fadd_rn(__fmul_rn(static_cast<float>(word >> (8 * byte) & 0xff), row.x), row.y);
-      };
-      *reinterpret_cast<uint4*>(shared_.rows + token * Tile::kStride + chunk * 16) =
-          make_uint4(PackBf16(value(codes.x, 0), value(codes.x, 1)),
-                     PackBf16(value(codes.x, 2), value(codes.x, 3)),
-                     PackBf16(value(codes.y, 0), value(codes.y, 1)),
-                     PackBf16(value(codes.y, 2), value(codes.y, 3)));
+  // Stored space: code * scale + min of every code.
+  __device__ __forceinline__ void FindLevels(const std::byte* meta) {
+    const int token = static_cast<int>(threadIdx.x);
+    if (token >= int{kPageTokens}) {
+      return;
     }
+    const float2 row = MetaOf(meta, token);
+    const auto value = [&](float code) { return __fadd_rn(__fmul_rn(code, row.x), row.y); };
+    const uint32_t first = PackBf16(value(0), value(1));
+    const uint32_t second = PackBf16(value(2), value(3));
+    shared_.unpacked.levels[token] =
+        make_uint2(__byte_perm(first, second, 0x6420), __byte_perm(first, second, 0x7531));
   }
 
   // Model space; every warp its columns of all rows.
@@ -274,8 +247,8 @@ class ExpandBlock {
     for (int tile = 0; tile < int{kPageTokens}; tile += 16) {
       int upper[Columns::kTiles][4] = {};
       int lower[Columns::kTiles][4] = {};
-      const std::byte* operand =
-          OperandRow(shared_.codes + tile * Shared::kCodeStride, Shared::kCodeStride, lane_);
+      const std::byte* operand = OperandRow(shared_.unpacked.codes + tile * Shared::kCodeStride,
+                                            Shared::kCodeStride, lane_);
 #pragma unroll
       for (int k = 0; k < Columns::kSteps; ++k) {
         uint32_t a[4];
@@ -319,7 +292,6 @@ class ExpandBlock {
                *reinterpret_cast<const uint4*>(shared_.rows + row * Tile::kStride + chunk * 16));
       }
     }
-    __syncthreads();  // Targets and rows are free for the next unit.
   }
 
   const ExpandPagesParams& params_;
@@ -333,14 +305,15 @@ class ExpandBlock {
   const float* mean_ = nullptr;
 };
 
-template <int kDim>
-__global__ __launch_bounds__(32 * kExpandWarps<kDim>, (kExpandBlocks<kDim>)) void ExpandKernel(
+template <int kDim, ExpandSpace kSpace>
+__global__
+__launch_bounds__(32 * kExpandWarps<kDim>, (kExpandBlocks<kDim, kSpace>)) void ExpandKernel(
     const __grid_constant__ ExpandPagesParams params, uint32_t num_units) {
   extern __shared__ __align__(16) std::byte memory[];
-  auto& shared = *reinterpret_cast<ExpandShared<kDim>*>(memory);
+  auto& shared = *reinterpret_cast<ExpandShared<kDim, kSpace>*>(memory);
   const auto begin = static_cast<uint32_t>(uint64_t{num_units} * blockIdx.x / gridDim.x);
   const auto end = static_cast<uint32_t>(uint64_t{num_units} * (blockIdx.x + 1) / gridDim.x);
-  ExpandBlock<kDim>(params, shared).Run(begin, end);
+  ExpandBlock<kDim, kSpace>(params, shared).Run(begin, end);
 }
 
 }  // namespace crumb::gpu

@@ -32,11 +32,15 @@ __device__ __forceinline__ void LoadRowsAsync(std::byte* tile,
                                               size_t token_stride) {
   using Tile = PageTile<kDim>;
   constexpr int kChunks = Tile::kRowBytes / 16;
+  constexpr int kStep = kThreads / kChunks;  // Rows.
+  const int row = static_cast<int>(threadIdx.x) / kChunks;
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  std::byte* to = tile + row * Tile::kStride + chunk * 16;
+  const std::byte* from = rows + row * token_stride + chunk * 16;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < int{kPageTokens} * kChunks; i += kThreads) {
-    const int row = i / kChunks;
-    const int chunk = i % kChunks;
-    CopyAsync16(tile + row * Tile::kStride + chunk * 16, rows + row * token_stride + chunk * 16);
+  for (int i = 0; i < int{kPageTokens} / kStep; ++i) {
+    CopyAsync16(to + i * kStep * Tile::kStride, from);
+    from += kStep * token_stride;
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "crumb/cuda/prefill_attention.h"
 #include "cuda/kernels/page_rows.cuh"
+#include "cuda/kernels/unpack_codes.cuh"
 
 namespace crumb::gpu {
 
@@ -23,67 +24,11 @@ struct PrefillTile {
   alignas(16) float4 meta[kPageTokens];
 };
 
-// Four codes, one a byte, as bf16: 0, 1, 2, 3 are 0000, 3f80, 4000, 4040.
-__device__ __forceinline__ uint2 CodesToBf16(uint32_t word) {
-  word &= 0x03030303u;
-  const uint32_t selector = __byte_perm(word | word >> 4, 0, 0x4420);
-  const uint32_t upper = __byte_perm(0x40403f00u, 0, selector);
-  const uint32_t lower = __byte_perm(0x40008000u, 0, selector);
-  return make_uint2(__byte_perm(lower, upper, 0x5140), __byte_perm(lower, upper, 0x7362));
-}
-
+// Four codes as bf16: 0, 1, 2, 3 are 0000, 3f80, 4000, 4040.
 template <int kDim>
 __device__ __forceinline__ void StoreCodes(std::byte* rows, int token, int channel, uint32_t word) {
   *reinterpret_cast<uint2*>(rows + token * PageTile<kDim>::kStride + channel * 2) =
-      CodesToBf16(word);
-}
-
-// K's words of vector i, of kDim.
-template <int kDim>
-__device__ __forceinline__ void UnpackKeyVector(const uint4* vectors, int i, std::byte* rows) {
-  constexpr int kSteps = kDim / 32;
-  const uint4 vector = vectors[i];
-  const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-  const int g = i % 32 / 4;
-  const int t = i % 4;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    const int index = i / 32 * 4 + w;
-    const int token = 16 * (index / kSteps) + g;
-    const int channel = 32 * (index % kSteps) + 4 * t;
-    StoreCodes<kDim>(rows, token, channel, words[w]);
-    StoreCodes<kDim>(rows, token + 8, channel, words[w] >> 2);
-    StoreCodes<kDim>(rows, token, channel + 16, words[w] >> 4);
-    StoreCodes<kDim>(rows, token + 8, channel + 16, words[w] >> 6);
-  }
-}
-
-// Four of V's words, of channels g = 4 q .. 4 q + 3, i of kDim.
-template <int kDim>
-__device__ __forceinline__ void UnpackValueWords(const uint32_t* words, int i, std::byte* rows) {
-  const int index = i / 8;
-  const int q = i % 8 / 4;
-  const int t = i % 4;
-  uint32_t w[4];
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    w[c] = words[Int2HeadBlock::WordIndex(static_cast<uint32_t>(index),
-                                          static_cast<uint32_t>(4 * (4 * q + c) + t))];
-  }
-  const uint32_t low[2] = {__byte_perm(w[0], w[1], 0x5140), __byte_perm(w[2], w[3], 0x5140)};
-  const uint32_t high[2] = {__byte_perm(w[0], w[1], 0x7362), __byte_perm(w[2], w[3], 0x7362)};
-  const uint32_t four[4] = {
-      __byte_perm(low[0], low[1], 0x5410), __byte_perm(low[0], low[1], 0x7632),
-      __byte_perm(high[0], high[1], 0x5410), __byte_perm(high[0], high[1], 0x7632)};
-  const int channel = 16 * (index / 2) + 4 * q;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int token = 16 * j + 8 * (index % 2) + t;
-    StoreCodes<kDim>(rows, token, channel, four[j]);
-    StoreCodes<kDim>(rows, token, channel + 8, four[j] >> 2);
-    StoreCodes<kDim>(rows, token + 4, channel, four[j] >> 4);
-    StoreCodes<kDim>(rows, token + 4, channel + 8, four[j] >> 6);
-  }
+      LookUpCodes(word, 0x40008000u, 0x40403f00u);
 }
 
 // An INT2 head block, which is in shared memory, to a tile.
@@ -96,9 +41,13 @@ __device__ __forceinline__ void UnpackTile(const std::byte* block, PrefillTile<k
 #pragma unroll
   for (int i = thread; i < 2 * kDim; i += kPrefillThreads) {
     if (i < kDim) {
-      UnpackKeyVector<kDim>(keys, i, tile.keys);
+      UnpackKeyVector<kDim>(keys, i, [&](int token, int channel, uint32_t word) {
+        StoreCodes<kDim>(tile.keys, token, channel, word);
+      });
     } else {
-      UnpackValueWords<kDim>(values, i - kDim, tile.values);
+      UnpackValueWords(values, i - kDim, [&](int token, int channel, uint32_t word) {
+        StoreCodes<kDim>(tile.values, token, channel, word);
+      });
     }
   }
   if (thread < int{kPageTokens}) {

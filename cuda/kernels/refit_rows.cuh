@@ -127,7 +127,7 @@ __device__ __forceinline__ void MultiplyForRefit(AwareScratch<kDim>& scratch,
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       uint32_t b[4];
-      scratch.LoadOperands(b, k, pair, lane);
+      AwareScratch<kDim>::LoadOperands(b, scratch.base(k), pair, lane);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         MmaF16(with_rows[2 * pair + i], a, b[2 * i], b[2 * i + 1]);

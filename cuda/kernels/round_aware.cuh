@@ -24,28 +24,35 @@ __device__ __forceinline__ void PushEarlierErrors(AwareScratch<kDim>& scratch,
                                                   const std::byte* feedback,
                                                   int block,
                                                   int lane) {
+  using Scratch = AwareScratch<kDim>;
   constexpr int kChunks = 8;  // Of eight problems.
   uint32_t sums[kChunks][2] = {};
-  const auto* tiles = reinterpret_cast<const uint4*>(
-      feedback + HeadRecord::feedback_tile(0, static_cast<uint32_t>(block)));
-  uint4 next = __ldg(&tiles[lane]);
-#pragma unroll 1
+  const auto* tile = reinterpret_cast<const uint4*>(
+                         feedback + HeadRecord::feedback_tile(0, static_cast<uint32_t>(block))) +
+                     lane;
+  uint4 next = __ldg(tile);
+  uint32_t base = scratch.base(0);
+#pragma unroll 2
   for (int k = 0; k < block; ++k) {
     const uint4 a = next;
-    next = __ldg(&tiles[min(k + 1, block - 1) * 32 + lane]);
+    tile += 32;
+    if (k + 1 < block) {
+      next = __ldg(tile);
+    }
 #pragma unroll
     for (int pair = 0; pair < kChunks / 2; ++pair) {
       uint32_t b[4];
-      scratch.LoadOperands(b, k, pair, lane);
+      Scratch::LoadOperands(b, base, pair, lane);
       MmaF16Short(sums[2 * pair], a, b[0], b[1]);
       MmaF16Short(sums[2 * pair + 1], a, b[2], b[3]);
     }
+    base += 16 * Scratch::kChannelBytes;
   }
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scratch.word(16 * block + 8 * half + lane / 4, 4 * chunk + lane % 4) = sums[chunk][half];
+      StoreShared(Scratch::SumWord(base, chunk, half, lane), sums[chunk][half]);
     }
   }
 }
@@ -57,10 +64,11 @@ struct RoundedBlock {
 };
 
 // Rounds the block's channels one after another; their errors go to `scratch`. The levels are at
-// -2, -1, 0 and 1, where fp16 is finest. `weights` [16, 16] as HeadRecord::diagonal().
+// -2, -1, 0 and 1, where fp16 is finest. `weights` [16, 16] as HeadRecord::diagonal(); `base` is
+// the scratch's of the block.
 template <int kDim>
-__device__ __forceinline__ RoundedBlock RoundBlock(
-    __half2 (&z)[16], const std::byte* weights, AwareScratch<kDim>& scratch, int block, int lane) {
+__device__ __forceinline__ RoundedBlock
+RoundBlock(__half2 (&z)[16], const std::byte* weights, uint32_t base, int lane) {
   const __half2 third = __float2half2_rn(1.0f / 3);
   const __half2 two_thirds = __float2half2_rn(2.0f / 3);
   const __half2 three = __float2half2_rn(3.0f);
@@ -83,7 +91,7 @@ __device__ __forceinline__ RoundedBlock RoundBlock(
     const __half2 share = __hfma2_sat(z[i], third, two_thirds);
     const __half2 level = __hsub2(__hfma2(share, three, lowest), whole);
     const __half2 error = __hsub2(z[i], level);
-    scratch.word(16 * block + i, lane) = AsWord(error);
+    StoreShared(AwareScratch<kDim>::Word(base, i, lane), AsWord(error));
     const __half2 before = i % 4 == 0 ? __float2half2_rn(1024.0f + 2 * 85) : codes[i / 4];
     codes[i / 4] = __hfma2(level, __float2half2_rn(static_cast<float>(1 << (2 * (i % 4)))), before);
     const __half2 weighted = __hmul2(error, HalfOf(row[i / 2], i % 2));
@@ -104,7 +112,7 @@ template <int kDim>
 __device__ __forceinline__ void LoadOpenChannels(const std::byte* row,
                                                  __half2 inverse_scale,
                                                  __half2 offset,
-                                                 AwareScratch<kDim>& scratch,
+                                                 uint32_t base,
                                                  int block,
                                                  int lane,
                                                  __half2 (&z)[16]) {
@@ -120,7 +128,7 @@ __device__ __forceinline__ void LoadOpenChannels(const std::byte* row,
   if (block > 0) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      z[i] = __hsub2(z[i], AsHalves(scratch.word(16 * block + i, lane)));
+      z[i] = __hsub2(z[i], AsHalves(LoadShared(AwareScratch<kDim>::Word(base, i, lane))));
     }
   }
 }
@@ -156,10 +164,11 @@ __device__ __forceinline__ void RoundAttentionAware(std::byte* rows,
       __syncwarp();
     }
     __half2 z[16];
-    LoadOpenChannels(row, inverse_scale, offset, scratch, block, lane, z);
+    const uint32_t base = scratch.base(block);
+    LoadOpenChannels<kDim>(row, inverse_scale, offset, base, block, lane, z);
     __syncwarp();  // The row's other lane has read these channels too: codes go there.
     const RoundedBlock rounded =
-        RoundBlock(z, diagonal + block * HeadRecord::kDiagonalBytes, scratch, block, lane);
+        RoundBlock<kDim>(z, diagonal + block * HeadRecord::kDiagonalBytes, base, lane);
     *reinterpret_cast<uint2*>(row + block * 32 + pair * 8) =
         make_uint2(rounded.words[0], rounded.words[1]);
     losses[0] += rounded.loss.x;

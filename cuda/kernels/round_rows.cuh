@@ -283,13 +283,15 @@ __device__ __forceinline__ uint32_t FirstWithCode(const RowLevels& levels, float
   if (about == 0) {  // Then it is where x - min first rounds up to `bound`: half a step below zero.
     about = __uint_as_float(((__float_as_uint(bound) & 0x7f800000u) - (24u << 23)) | 0x80000000u);
   }
-  const int guess = KeyOfBits(__float_as_uint(about) >> 16);
-  int low = max(guess - 2, kKeyOfMinusInfinity);
-  int high = min(guess + 2, kKeyOfInfinity);
-  if ((low > kKeyOfMinusInfinity && reaches(low)) || (high < kKeyOfInfinity && !reaches(high))) {
-    low = kKeyOfMinusInfinity;
-    high = kKeyOfInfinity;
+  // Cut to bf16 this is the number wanted, or beside it.
+  const int guess = min(max(KeyOfBits(__float_as_uint(about) >> 16), kKeyOfMinusInfinity + 2),
+                        kKeyOfInfinity - 2);
+  const bool at_guess = reaches(guess);
+  if (!reaches(guess - 1) && reaches(guess + 1)) {
+    return BitsOfKey(at_guess ? guess : guess + 1);
   }
+  int low = kKeyOfMinusInfinity;
+  int high = kKeyOfInfinity;
   while (high - low > 1) {
     const int key = (low + high) >> 1;
     if (reaches(key)) {

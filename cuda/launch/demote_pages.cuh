@@ -28,7 +28,7 @@ int LaunchDemoteForm(const DemotePagesParams& params,
   config.blockDim = dim3(32 * kDemoteWarps<kDim>);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, params, units);
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 template <int kDim>
