@@ -214,7 +214,8 @@ void ExpectTheTwinsLoss(uint32_t dim, CodecId codec) {
               std::string(CodecName(codec)).c_str(), dim, ours / twins, got.size() / format.bytes(),
               worst);
   EXPECT_LT(ours / twins - 1, 1e-3);
-  // Less than the twin's by what its ranges gain, a few in a hundred; more would be another measure.
+  // Less than the twin's by what its ranges gain, a few in a hundred; more would be another
+  // measure.
   EXPECT_GT(ours / twins - 1, -0.1);
 }
 
