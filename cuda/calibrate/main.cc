@@ -45,16 +45,17 @@ constexpr char kImportExamples[] =
     "      the same rotations with what the statistics add (oscar-int2-aware)";
 
 constexpr char kReportExamples[] =
-    "One self-contained page: the predicted error of attention by layer, head and recipe, where\n"
-    "the loss sits, spectra, memory a token against BF16, and a verdict in words. Statistics hold\n"
-    "no rows of the model, so rows are drawn from each head's moments and go through the real\n"
-    "codec: trust it to compare recipes and heads, and measure perplexity before you serve.\n"
+    "One self-contained page: the error of attention by layer, head and recipe, where the loss\n"
+    "sits, what other windows would leave of it, spectra, memory a token against BF16, and a\n"
+    "verdict in words. The rows that statistics keep go through the real codec; for those that\n"
+    "keep none, rows are drawn from each head's moments. Trust it to compare recipes and heads,\n"
+    "and measure perplexity before you serve.\n"
     "\n"
     "Examples:\n"
     "  crumb-calibrate report stats.safetensors profile.safetensors --out report.html\n"
     "  crumb-calibrate report stats.safetensors profile.safetensors --out report.html \\\n"
     "      --json report.json --pages 16\n"
-    "      the numbers as well, steadier, in four times the time";
+    "      the numbers as well; without rows in the statistics, steadier in four times the time";
 
 constexpr char kInspectExamples[] =
     "Examples:\n"
@@ -204,7 +205,7 @@ CLI::App* AddReport(CLI::App* app, Arguments* arguments) {
       ->type_name("FILE");
   report
       ->add_option("--pages", arguments->report_options.num_pages,
-                   "Pages of 64 keys to draw a head")
+                   "Pages of 64 keys to draw a head, of statistics without rows")
       ->capture_default_str();
   return report;
 }
