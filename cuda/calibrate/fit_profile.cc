@@ -188,37 +188,37 @@ absl::Status AddTilted(const Statistics& statistics,
 
 }  // namespace
 
-absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& wished) {
+absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const FitOptions& options) {
   const Geometry& geometry = statistics.geometry;
-  CRUMB_RETURN_IF_ERROR(CheckOptions(geometry, wished));
+  CRUMB_RETURN_IF_ERROR(CheckOptions(geometry, options));
   FittedProfile fitted;
-  FitOptions options = wished;
-  if (std::string warning = DistrustFewTokens(statistics, &options); !warning.empty()) {
+  FitOptions trusted = options;
+  if (std::string warning = DistrustFewTokens(statistics, &trusted); !warning.empty()) {
     fitted.warnings.push_back(std::move(warning));
   }
-  const bool is_aware = options.codec != CodecId::kOscarInt2;
+  const bool is_aware = trusted.codec != CodecId::kOscarInt2;
   ProfileParts& parts = fitted.parts;
   parts.model = statistics.model;
   parts.geometry = geometry;
-  parts.codec = options.codec;
-  parts.windows = options.windows;
-  parts.key_clip.assign(geometry.NumHeadBlocks(), is_aware ? 0.0F : options.key_clip);
-  if (options.codec == CodecId::kOscarInt2Tilted) {
-    CRUMB_RETURN_IF_ERROR(AddTilted(statistics, options, &fitted));
+  parts.codec = trusted.codec;
+  parts.windows = trusted.windows;
+  parts.key_clip.assign(geometry.NumHeadBlocks(), is_aware ? 0.0F : trusted.key_clip);
+  if (trusted.codec == CodecId::kOscarInt2Tilted) {
+    CRUMB_RETURN_IF_ERROR(AddTilted(statistics, trusted, &fitted));
     return fitted;
   }
   CRUMB_ASSIGN_OR_RETURN(parts.key_rotation,
-                         Rotations("the key rotation", options.key_rotation,
+                         Rotations("the key rotation", trusted.key_rotation,
                                    statistics.query_moment, geometry, geometry.key_dim));
   CRUMB_ASSIGN_OR_RETURN(parts.value_rotation,
-                         Rotations("the value rotation", options.value_rotation,
+                         Rotations("the value rotation", trusted.value_rotation,
                                    statistics.value_covariance, geometry, geometry.value_dim));
-  parts.value_clip.assign(geometry.NumHeadBlocks(), options.value_clip);
+  parts.value_clip.assign(geometry.NumHeadBlocks(), trusted.value_clip);
   if (is_aware) {
-    if (options.shift_keys) {
+    if (trusted.shift_keys) {
       parts.key_mean = calibrate::ToFloat(statistics.key_mean);
     }
-    CRUMB_RETURN_IF_ERROR(AddFeedback(statistics, options.damping, &fitted));
+    CRUMB_RETURN_IF_ERROR(AddFeedback(statistics, trusted.damping, &fitted));
   }
   return fitted;
 }
