@@ -13,8 +13,10 @@ namespace crumb {
 
 absl::Status AppendRows(const AppendRowsParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateAppendRows(params));
-  CRUMB_RETURN_IF_ERROR(CurrentGpu().status());
-  return gpu::CudaStatus(gpu::LaunchAppendRows(params, stream), "launching append_rows");
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  const int error =
+      gpu::LaunchAppendRows(params, device.num_multiprocessors, device.major >= 9, stream);
+  return gpu::CudaStatus(error, "launching append_rows");
 }
 
 absl::Status TakeAppendRowsProblem(const AppendRowsParams& params, GpuStream stream) {

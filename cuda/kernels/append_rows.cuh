@@ -3,12 +3,14 @@
 // New rows of one layer times their heads' rotations, into windows and rotated queries.
 //
 // Bound by latency: a decode step of a few tokens reads 1 MB of rotations a layer (8 KV heads,
-// head_dim 128) and little else. A warp has 16 columns of one rotation in registers and loads its
-// rows as the operand A itself, all in one go; no shared memory, no barrier.
+// head_dim 128) and little else. A warp has 16 columns of one rotation in registers, asked for
+// before the launch ahead of this one has ended. Where rows come from and go to is found once, by a
+// thread a row; the rows themselves come through shared memory, two tiles of 16 at a time, and the
+// next two are asked for before products begin.
 //
-// grid = [KV heads x (K and queries, V) x groups of columns, groups of rows]. Rows of K's rotation
-// are, token by token, the key and then the queries that share its head; where queries have a
-// rotation of their own, they have blocks of their own after V's. A row of fp16 is two bf16,
+// grid = [KV heads x groups of columns, runs of tiles: of K and queries, then of V]. Rows of K's
+// rotation are, token by token, the key and then the queries that share its head; where queries
+// have a rotation of their own, they have runs of their own after V's. A row of fp16 is two bf16,
 // exactly.
 #pragma once
 
@@ -18,45 +20,58 @@
 
 #include "crumb/cuda/append_rows.h"
 #include "cuda/kernels/mma.cuh"
+#include "cuda/launch/append_rows.h"
 #include "cuda/launch/head_record.h"
 #include "proto/page/page_format.h"
 
 namespace crumb::gpu {
 
-inline constexpr int kAppendWarps = 4;
+inline constexpr int kAppendWarps = 4;       // That share out a block's columns,
+inline constexpr int kAppendTurns = 2;       // and as many again, that take turns with its tiles.
 inline constexpr int kAppendColumns = 16;    // Of a warp.
 inline constexpr uint32_t kAppendRows = 16;  // Of a tile.
-
-// Blocks of K, V and, of oscar-int2-tilted, queries.
-__host__ __device__ constexpr uint32_t AppendRoles(const DeviceHeads& heads) {
-  return heads.is_tilted ? 3 : 2;
-}
-
-// One row of the product: where it comes from, and where it goes.
-struct AppendRow {
-  const std::byte* from = nullptr;  // Null: there is no such row.
-  std::byte* to = nullptr;          // Null: it goes nowhere.
-  bool is_key = false;
-  bool is_query = false;
-};
+inline constexpr int kAppendThreads = 32 * kAppendWarps * kAppendTurns;
 
 template <int kDim, bool kFp16>
 class AppendBlock {
  public:
   static constexpr int kSteps = kDim / 16;
+  static constexpr int kChunksOfRow = kDim / 8;  // Of 16 bytes.
+  // Rows apart by 16 bytes more than they have, so that ldmatrix meets no bank twice.
+  static constexpr int kStride = kDim * 2 + 16;
+  static constexpr int kRows = kAppendTurns * kAppendRows;  // At a time.
+  static constexpr int kChunksOfThread = kRows * kChunksOfRow / kAppendThreads;
+  static_assert(kRows * kChunksOfRow % kAppendThreads == 0);
+  static_assert(kAppendThreads % kRows == 0);
 
-  __device__ __forceinline__ explicit AppendBlock(const AppendRowsParams& params)
-      : params_(params), lane_(static_cast<int>(threadIdx.x) % 32) {
+  enum Kind : uint8_t { kKey, kValue, kQuery };
+  // Of as many rows as the block has threads.
+  struct Memory {
+    alignas(16) std::byte tiles[2][kRows * kStride];
+    const std::byte* from[kAppendThreads];  // Null: there is no such row.
+    std::byte* to[kAppendThreads];          // Null: it goes nowhere.
+    Kind kinds[kAppendThreads];
+  };
+
+  __device__ __forceinline__ AppendBlock(const AppendRowsLaunch& launch, Memory& memory)
+      : params_(launch.params), memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32) {
     constexpr uint32_t kGroups = kDim / (kAppendWarps * kAppendColumns);
-    const uint32_t roles = AppendRoles(params.heads);
-    const uint32_t role = blockIdx.x / kGroups % roles;
-    is_value_ = role == 1;
-    head_ = blockIdx.x / kGroups / roles;
-    column_ =
-        static_cast<int>(blockIdx.x % kGroups * kAppendWarps + threadIdx.x / 32) * kAppendColumns;
-    queries_ = params.num_query_heads / params.num_kv_heads;
-    first_member_ = role == 2 ? 1 : 0;
-    group_ = is_value_ ? 1 : roles == 2 ? 1 + queries_ : role == 2 ? queries_ : 1;
+    const uint32_t warp = threadIdx.x / 32;
+    head_ = blockIdx.x / kGroups;
+    column_ = static_cast<int>(blockIdx.x % kGroups * kAppendWarps + warp % kAppendWarps) *
+              kAppendColumns;
+    const uint32_t values_end = launch.key_runs + launch.value_runs;
+    is_value_ = blockIdx.y >= launch.key_runs && blockIdx.y < values_end;
+    const bool is_query_run = blockIdx.y >= values_end;
+    const uint32_t run = blockIdx.y - (is_query_run ? values_end : is_value_ ? launch.key_runs : 0);
+    queries_ = params_.num_query_heads / params_.num_kv_heads;
+    first_member_ = is_query_run ? 1 : 0;
+    group_ = is_query_run ? queries_ : is_value_ || params_.heads.is_tilted ? 1 : 1 + queries_;
+    turn_ = static_cast<int>(warp) / kAppendWarps;
+    num_rows_ = uint64_t{params_.num_tokens} * group_;
+    const uint64_t rows_of_run = uint64_t{launch.tiles_of_run} * kAppendRows;
+    first_ = run * rows_of_run;
+    end_ = min(first_ + rows_of_run, num_rows_);
   }
 
   __device__ __forceinline__ void Run() {
@@ -65,16 +80,56 @@ class AppendBlock {
         params_.heads.records +
         (size_t{params_.layer} * params_.heads.num_kv_heads + params_.first_head + head_) *
             layout.bytes();
-    LoadColumns(record, layout);
+    if (first_ + static_cast<uint32_t>(turn_) * kAppendRows < end_) {
+      LoadColumns(record, layout);
+    }
     const auto* shift = reinterpret_cast<const float*>(record + layout.shift(is_value_));
-    const uint64_t num_rows = uint64_t{params_.num_tokens} * group_;
-    for (uint64_t first = uint64_t{blockIdx.y} * kAppendRows; first < num_rows;
-         first += uint64_t{gridDim.y} * kAppendRows) {
-      RotateTile(first, num_rows, shift);
+    WaitForEarlierWork();
+    LetNextLaunchStart();
+    for (; first_ < end_; first_ += kAppendThreads) {
+      __syncthreads();  // All are done with the rows before.
+      RotateRows(shift);
     }
   }
 
  private:
+  // Rows [first_, first_ + kAppendThreads), or what there is of them.
+  __device__ __forceinline__ void RotateRows(const float* shift) {
+    const auto count = static_cast<int>(min(end_ - first_, uint64_t{kAppendThreads}));
+    const auto mine = static_cast<int>(threadIdx.x);
+    uint32_t token = 0;
+    std::byte* to = nullptr;
+    memory_.kinds[mine] = kValue;
+    memory_.from[mine] = mine < count ? Locate(first_ + threadIdx.x, &token, &to) : nullptr;
+    __syncthreads();
+    Fetch(0);
+    // Two loads one after the other, while the rows are on their way.
+    if (mine < count && memory_.kinds[mine] != kQuery) {
+      to = FindSlot(token);
+    }
+    memory_.to[mine] = to;
+    int buffer = 0;
+    for (int row = 0; row < count; row += kRows) {
+      // Who still reads this buffer has not passed the barrier of the other.
+      std::byte* tiles = memory_.tiles[buffer];
+#pragma unroll
+      for (int i = 0; i < kChunksOfThread; ++i) {
+        const int chunk = mine + i * kAppendThreads;
+        *reinterpret_cast<uint4*>(tiles + chunk / kChunksOfRow * kStride +
+                                  chunk % kChunksOfRow * 16) = chunks_[i];
+      }
+      __syncthreads();
+      if (row + kRows < count) {
+        Fetch(row + kRows);
+      }
+      const int tile = turn_ * static_cast<int>(kAppendRows);
+      if (row + tile < count) {
+        RotateTile(tiles + tile * kStride, row + tile, shift);
+      }
+      buffer ^= 1;
+    }
+  }
+
   __device__ __forceinline__ void LoadColumns(const std::byte* record, const HeadRecord& layout) {
     const int first = column_ / 8 * kSteps * 32 + lane_;
     const auto columns = [&](RotationPart part) {
@@ -94,43 +149,42 @@ class AppendBlock {
     }
   }
 
-  __device__ __forceinline__ AppendRow Locate(uint64_t index, uint64_t num_rows) {
-    AppendRow row;
-    if (index >= num_rows) {
-      return row;
-    }
-    const auto token = static_cast<uint32_t>(index / group_);
-    const auto member = static_cast<uint32_t>(index % group_) + first_member_;
+  // Where a row comes from and what it is; a query's place, too. Loads nothing.
+  __device__ __forceinline__ const std::byte* Locate(uint64_t index,
+                                                     uint32_t* token,
+                                                     std::byte** to) const {
+    // 64-bit division is a hundred instructions.
+    const bool is_small = num_rows_ >> 32 == 0;
+    *token =
+        is_small ? static_cast<uint32_t>(index) / group_ : static_cast<uint32_t>(index / group_);
+    const auto member = static_cast<uint32_t>(index - uint64_t{*token} * group_) + first_member_;
+    memory_.kinds[threadIdx.x] = member > 0 ? kQuery : is_value_ ? kValue : kKey;
     if (member > 0) {
       const uint32_t query_head = head_ * queries_ + member - 1;
-      row.is_query = true;
-      row.from = static_cast<const std::byte*>(params_.queries.data) +
-                 token * params_.queries.token_stride + size_t{query_head} * kDim * 2;
-      row.to = static_cast<std::byte*>(params_.rotated_queries) +
-               (size_t{token} * params_.num_query_heads + query_head) * kDim * 2;
-      return row;
+      *to = static_cast<std::byte*>(params_.rotated_queries) +
+            (size_t{*token} * params_.num_query_heads + query_head) * kDim * 2;
+      return static_cast<const std::byte*>(params_.queries.data) +
+             *token * params_.queries.token_stride + size_t{query_head} * kDim * 2;
     }
-    row.is_key = !is_value_;
     const TokenRows& rows = is_value_ ? params_.values : params_.keys;
-    row.from = static_cast<const std::byte*>(rows.data) + token * rows.token_stride +
-               size_t{head_} * kDim * 2;
-    row.to = Slot(token);
-    return row;
+    return static_cast<const std::byte*>(rows.data) + *token * rows.token_stride +
+           size_t{head_} * kDim * 2;
   }
 
-  __device__ __forceinline__ std::byte* Slot(uint32_t token) {
+  // Where a token's key or value goes in the windows.
+  __device__ __forceinline__ std::byte* FindSlot(uint32_t token) const {
     const uint32_t slot = params_.slots[token];
+    const uint32_t sequence = params_.sequences == nullptr ? token : params_.sequences[token];
     if (slot == AppendRowsParams::kNoSlot) {
       return nullptr;
     }
-    const uint32_t sequence = params_.sequences == nullptr ? token : params_.sequences[token];
     std::byte* page = nullptr;
     if (sequence < params_.num_sequences && slot / kPageTokens < params_.stride) {
       page = params_.pages[size_t{sequence} * params_.stride + slot / kPageTokens];
     }
     if (page == nullptr) {
-      // One thread counts it: of the first head's keys, the first columns.
-      if (head_ == 0 && !is_value_ && column_ == 0 && lane_ % 4 == 0) {
+      // One block counts it: of the first head's keys, the first columns.
+      if (head_ == 0 && !is_value_ && column_ < kAppendWarps * kAppendColumns) {
         atomicAdd(reinterpret_cast<unsigned long long*>(params_.tokens_left_out), 1ull);
       }
       return nullptr;
@@ -139,6 +193,19 @@ class AppendBlock {
     return page + params_.block_offset + head_ * params_.head_stride +
            (is_value_ ? kFormat.value_offset() : kFormat.key_offset()) +
            size_t{slot % kPageTokens} * kDim * 2;
+  }
+
+  // Asks for this thread's part of the tiles from `row` on.
+  __device__ __forceinline__ void Fetch(int row) {
+#pragma unroll
+    for (int i = 0; i < kChunksOfThread; ++i) {
+      const int chunk = static_cast<int>(threadIdx.x) + i * kAppendThreads;
+      const std::byte* from = memory_.from[row + chunk / kChunksOfRow];
+      chunks_[i] = make_uint4(0, 0, 0, 0);
+      if (from != nullptr) {
+        chunks_[i] = *reinterpret_cast<const uint4*>(from + chunk % kChunksOfRow * 16);
+      }
+    }
   }
 
   // A pair of elements as bf16 in `upper`, and what bf16 leaves of fp16 in `lower`.
@@ -155,72 +222,68 @@ class AppendBlock {
         PackBf16(x.x - __uint_as_float(upper << 16), x.y - __uint_as_float(upper & 0xffff0000u));
   }
 
-  __device__ __forceinline__ void RotateTile(uint64_t first,
-                                             uint64_t num_rows,
-                                             const float* shift) {
-    const int g = lane_ / 4;
+  // `first` is the tile's first row, of those that the block has found.
+  __device__ __forceinline__ void RotateTile(const std::byte* tile,
+                                             int first,
+                                             const float* shift) const {
     const int t = lane_ % 4;
-    const AppendRow rows[2] = {Locate(first + g, num_rows), Locate(first + 8 + g, num_rows)};
-    uint32_t words[kSteps][4];
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::byte* from = rows[i % 2].from;
-        words[k][i] =
-            from == nullptr
-                ? 0
-                : *reinterpret_cast<const uint32_t*>(from + (16 * k + 8 * (i / 2) + 2 * t) * 2);
-      }
-    }
+    const int row = first + lane_ / 4;
+    const bool is_key[2] = {memory_.kinds[row] == kKey, memory_.kinds[row + 8] == kKey};
     float sums[2][4];
+    float lower_sums[2][4] = {};  // Of the matrix's lower part: products that wait for no others.
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float2 start = *reinterpret_cast<const float2*>(shift + column_ + 8 * n + 2 * t);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        sums[n][2 * half] = rows[half].is_key ? start.x : 0;
-        sums[n][2 * half + 1] = rows[half].is_key ? start.y : 0;
+        sums[n][2 * half] = is_key[half] ? start.x : 0;
+        sums[n][2 * half + 1] = is_key[half] ? start.y : 0;
       }
     }
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
+      uint32_t words[4];
       uint32_t upper[4];
       uint32_t lower[4];
+      LoadMatrices(words, OperandRow(tile + k * 32, kStride, lane_));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        Split(words[k][i], upper[i], lower[i]);
+        Split(words[i], upper[i], lower[i]);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        MmaBf16(sums[n], upper, lower_[n][k].x, lower_[n][k].y);
+        MmaBf16(lower_sums[n], upper, lower_[n][k].x, lower_[n][k].y);
         if constexpr (kFp16) {
-          MmaBf16(sums[n], lower, upper_[n][k].x, upper_[n][k].y);
+          MmaBf16(lower_sums[n], lower, upper_[n][k].x, upper_[n][k].y);
         }
         MmaBf16(sums[n], upper, upper_[n][k].x, upper_[n][k].y);
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (rows[half].to != nullptr) {
+      std::byte* to = memory_.to[row + 8 * half];
+      if (to != nullptr) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          Store(rows[half], column_ + 8 * n + 2 * t, sums[n][2 * half], sums[n][2 * half + 1]);
+          Store(to + (column_ + 8 * n + 2 * t) * 2, memory_.kinds[row + 8 * half] == kQuery,
+                sums[n][2 * half] + lower_sums[n][2 * half],
+                sums[n][2 * half + 1] + lower_sums[n][2 * half + 1]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ static void Store(const AppendRow& row, int column, float x, float y) {
+  __device__ __forceinline__ static void Store(std::byte* to, bool is_query, float x, float y) {
     uint32_t word = PackBf16(x, y);
-    if (kFp16 && row.is_query) {
+    if (kFp16 && is_query) {
       const __half2 pair = __floats2half2_rn(x, y);
       memcpy(&word, &pair, sizeof(word));
     }
-    *reinterpret_cast<uint32_t*>(row.to + column * 2) = word;
+    *reinterpret_cast<uint32_t*>(to) = word;
   }
 
   const AppendRowsParams& params_;
+  Memory& memory_;
   const int lane_;
   bool is_value_;
   uint32_t head_;
@@ -228,14 +291,21 @@ class AppendBlock {
   uint32_t queries_;       // A KV head.
   uint32_t first_member_;  // Of a token's rows: 0 is the key (or the value), then queries.
   uint32_t group_;         // Rows a token.
+  int turn_;               // Which of the tiles that a block has at a time is the warp's.
+  uint64_t num_rows_;
+  uint64_t first_;  // Of the block's rows: the next,
+  uint64_t end_;    // and where they end.
+  uint4 chunks_[kChunksOfThread];
   uint2 upper_[2][kSteps];
   uint2 lower_[2][kSteps];
 };
 
+// Two blocks a multiprocessor where registers allow: this launch's and the next one's.
 template <int kDim, bool kFp16>
-__global__ __launch_bounds__(32 * kAppendWarps) void AppendRowsKernel(
-    const __grid_constant__ AppendRowsParams params) {
-  AppendBlock<kDim, kFp16>(params).Run();
+__global__ __launch_bounds__(kAppendThreads, kDim <= 128 ? 2 : 1) void AppendRowsKernel(
+    const __grid_constant__ AppendRowsLaunch launch) {
+  __shared__ typename AppendBlock<kDim, kFp16>::Memory memory;
+  AppendBlock<kDim, kFp16>(launch, memory).Run();
 }
 
 }  // namespace crumb::gpu

@@ -48,13 +48,17 @@ class DeviceAppend {
   }
   DeviceBuffer<std::byte*>& table() { return table_; }
 
-  Result Run(uint32_t layer) {
+  void Clear() {
     windows_.Fill(static_cast<int>(kUntouched));
     queries_.Fill(0xff);
+  }
+  Result Download() { return {windows_.Download(), queries_.Download()}; }
+  Result Run(uint32_t layer) {
+    Clear();
     const absl::Status status = AppendRows(Params(layer), nullptr);
     EXPECT_TRUE(status.ok()) << status;
     CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
-    return {windows_.Download(), queries_.Download()};
+    return Download();
   }
 
  private:
@@ -142,6 +146,10 @@ std::vector<AppendShape> Shapes() {
       }
     }
   }
+  // More tiles than a block takes at a time.
+  shapes.push_back({128, 1, 12, 260, ElementType::kBf16});
+  shapes.push_back({128, 1, 12, 260, ElementType::kFp16});
+  shapes.push_back({256, 1, 12, 130, ElementType::kBf16});
   return shapes;
 }
 
@@ -168,6 +176,49 @@ TEST_F(AppendRowsLimitsGpuTest, TokensWithoutAPlaceAreLeftOutAndCounted) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("left out 2 tokens"));
   EXPECT_TRUE(TakeAppendRowsProblem(device.Params(1), nullptr).ok()) << "it was taken out";
+}
+
+// The launch may begin before the work ahead of it has ended: kernels of its own kind, work that is
+// no kernel, and work of several streams at once.
+TEST_F(AppendRowsLimitsGpuTest, CapturedBehindOtherWorkGivesTheSame) {
+  AppendScene scene({128, 2, 4, 33, ElementType::kBf16});
+  DeviceAppend device(scene);
+  const Result expected = device.Run(1);
+  DeviceBuffer<std::byte> other(1 << 20);
+  const TestStream stream;
+  const TestStream side;
+  cudaEvent_t fork = nullptr;
+  cudaEvent_t join = nullptr;
+  CRUMB_EXPECT_CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
+  CRUMB_EXPECT_CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  const auto append = [&](uint32_t layer) {
+    const absl::Status status = AppendRows(device.Params(layer), stream.get());
+    EXPECT_TRUE(status.ok()) << status;
+  };
+  CRUMB_EXPECT_CUDA(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
+  append(0);
+  CRUMB_EXPECT_CUDA(cudaEventRecord(fork, stream.get()));
+  CRUMB_EXPECT_CUDA(cudaStreamWaitEvent(side.get(), fork));
+  CRUMB_EXPECT_CUDA(cudaMemsetAsync(other.data(), 1, 1 << 20, side.get()));
+  CRUMB_EXPECT_CUDA(cudaEventRecord(join, side.get()));
+  append(0);
+  CRUMB_EXPECT_CUDA(cudaStreamWaitEvent(stream.get(), join));
+  append(0);
+  CRUMB_EXPECT_CUDA(cudaMemsetAsync(other.data(), 2, 1 << 20, stream.get()));
+  append(1);
+  append(1);
+  CRUMB_EXPECT_CUDA(cudaStreamEndCapture(stream.get(), &graph));
+  CRUMB_EXPECT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  device.Clear();
+  CRUMB_EXPECT_CUDA(cudaGraphLaunch(executable, stream.get()));
+  stream.Wait();
+  EXPECT_TRUE(device.Download().queries == expected.queries);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaEventDestroy(fork);
+  cudaEventDestroy(join);
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 //
 // New tokens of one layer: K and V are rotated into stored form (keys mean-shifted) and put into
 // the BF16 pages of their sequences' windows, queries are rotated for split_decode. One launch a
-// layer; bound by latency, so every block reads what it needs at once and nothing is staged.
+// layer, bound by latency: where the device can (9.0 on), it begins while the work ahead of it on
+// the stream ends and reads the profile's rotations, which nothing changes; all else waits for that
+// work.
 //
 // Rotation has 16 bits of the matrix (device_profile.h): results are those of rotate.h but for the
 // order of a sum. NaN and inf are stored as they come; demotion refuses them later.
