@@ -50,9 +50,9 @@ const SplitDecodeForm* SplitDecodeFormOf(uint32_t head_dim) {
 }
 
 // Measured on an H200 for four query heads a KV head. Sixteen warps a multiprocessor hide best what
-// a warp waits for; a ring of two stages each is as deep as it needs. Little work is done sooner by
-// fewer warps, whose results are merged sooner; much work sooner by two blocks, of which one works
-// while the other merges.
+// a warp waits for; a ring of two stages each is as deep as it needs. Little work and a single
+// sequence are done sooner by fewer warps, whose results are merged sooner; much work sooner by two
+// blocks, of which one works while the other merges.
 DecodeGrid ChooseSplitDecodeGrid(const SplitDecodeParams& params, const GpuDevice& device) {
   const SplitDecodeForm& form = *SplitDecodeFormOf(params.head_dim);
   DecodeGrid grid = PassesOf(params, form);
@@ -74,6 +74,18 @@ DecodeGrid ChooseSplitDecodeGrid(const SplitDecodeParams& params, const GpuDevic
   }
   while (grid.num_warps > 1 && !fits()) {
     --grid.num_warps;
+  }
+  // A launch of much work has little to gain, and was up to 20 % slower where it began among the
+  // last blocks of the one ahead: see docs/decisions/0110-equal-shares-of-bytes.md.
+  grid.overlaps = !is_much;
+  if (params.num_sequences == 1 && 2 * pairs <= multiprocessors) {
+    const auto team = static_cast<uint32_t>(multiprocessors / pairs);
+    if (team * pairs * 8 >= uint64_t{multiprocessors} * 7) {
+      grid.team = team;
+      grid.num_warps = std::min(grid.num_warps, 12);
+      grid.num_blocks = team * static_cast<uint32_t>(pairs);
+      return grid;
+    }
   }
   // Where all sequences are of one length, a whole number of blocks a pair lets no block work on
   // two pairs. Worth a few idle multiprocessors.
@@ -144,6 +156,9 @@ absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& params, GpuStream s
   add(gpu::kNullWindowPage, "a null page within window_tokens");
   add(gpu::kHistoryBeyondTable,
       absl::StrCat("history_pages beyond the table's stride of ", params.history.stride));
+  add(gpu::kPartMissing,
+      "that a block's part never came (lengths that changed while a launch ran, or "
+      "a workspace that two used at once: zero the workspace)");
   add(gpu::kWindowBeyondTable,
       absl::StrCat("window_tokens beyond the table's stride of ", params.windows.stride, " pages"));
   return absl::InvalidArgumentError(

@@ -12,6 +12,7 @@
 
 #include "crumb/cuda/decode_params.h"
 #include "cuda/kernels/decode_attend.cuh"
+#include "cuda/kernels/relaxed.cuh"
 #include "cuda/kernels/work_share.cuh"
 #include "cuda/launch/decode_workspace.h"
 
@@ -20,9 +21,6 @@ namespace crumb::gpu {
 // Parts of a workspace; rows count heads of places.
 __device__ __forceinline__ DecodeFindings* FindingsOf(const DecodeWorkspace& workspace) {
   return reinterpret_cast<DecodeFindings*>(workspace.base);
-}
-__device__ __forceinline__ uint32_t* ArrivalsOf(const DecodeWorkspace& workspace) {
-  return reinterpret_cast<uint32_t*>(workspace.base + DecodeWorkspace::arrivals_offset());
 }
 __device__ __forceinline__ float2* SumOf(const DecodeWorkspace& workspace, size_t row) {
   return reinterpret_cast<float2*>(workspace.base + DecodeWorkspace::sums_offset()) + row;
@@ -134,20 +132,55 @@ __device__ __forceinline__ void StoreState(AttentionState<kHeadDim, kTiles>& sta
   __syncthreads();
 }
 
-// Adds up what the warps left of a pair: to the outputs if the block has all of it, else to its
-// place in the workspace. By all threads.
+// What the block that merges a pair has of it, until it has the others' parts.
+template <int kHeadDim, int kTiles>
+struct OwnPart {
+  static constexpr int kHeads = kTiles * kHeadsOfTile;
+  static constexpr int kChunks = kHeadDim / 4;
+
+  float4 outputs[kHeads * kChunks];
+  float2 sums[kHeads];  // (maximum, sum)
+};
+
+// A pair (sequence, KV head), and the blocks that have a part of it.
+struct PairTarget {
+  size_t query_row = 0;
+  int group = 0;  // Query heads.
+  uint32_t first_block = 0;
+  uint32_t last_block = 0;
+
+  __device__ __forceinline__ bool is_whole() const { return first_block == last_block; }
+  // A block's place in the workspace.
+  __device__ __forceinline__ size_t PlaceOf(const DecodeWorkspace& workspace,
+                                            uint32_t block) const {
+    return workspace.place(block, block == first_block ? 1 : 0);
+  }
+};
+
+// No word of a part is zero.
+__device__ __forceinline__ float NotZero(float x) {
+  return __float_as_uint(x) == 0 ? -0.0f : x;
+}
+__device__ __forceinline__ bool IsThere(float4 x, float2 y) {
+  const uint32_t least = min(min(min(__float_as_uint(x.x), __float_as_uint(x.y)),
+                                 min(__float_as_uint(x.z), __float_as_uint(x.w))),
+                             min(__float_as_uint(y.x), __float_as_uint(y.y)));
+  return least != 0;
+}
+
+// Adds up what the warps left of a pair: to the outputs if the block has all of it, to `own` if it
+// is the one to merge it (the last), else to its place in the workspace. By all threads.
 template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void MergeWarps(const SplitDecodeParams& params,
                                            const MergeStorage<kHeadDim, kTiles>& storage,
                                            int num_warps,
-                                           int group,
-                                           size_t query_row,
-                                           bool is_whole,
                                            const DecodeWorkspace& workspace,
-                                           size_t place) {
+                                           const PairTarget& target,
+                                           uint32_t block,
+                                           OwnPart<kHeadDim, kTiles>& own) {
   using Storage = MergeStorage<kHeadDim, kTiles>;
   constexpr int kChunks = kHeadDim / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < group * kChunks;
+  for (int i = static_cast<int>(threadIdx.x); i < target.group * kChunks;
        i += static_cast<int>(blockDim.x)) {
     const int head = i / kChunks;
     const int channel = i % kChunks * 4;
@@ -166,34 +199,116 @@ __device__ __forceinline__ void MergeWarps(const SplitDecodeParams& params,
       out.z += v.z;
       out.w += v.w;
     }
-    if (is_whole) {
-      StoreResult(params, query_row + static_cast<size_t>(head), channel, out, highest, sum);
-    } else {
-      const size_t row = place * workspace.group + static_cast<size_t>(head);
-      __stcg(OutputOf<kHeadDim>(workspace, row, channel), out);
+    if (target.is_whole()) {
+      StoreResult(params, target.query_row + static_cast<size_t>(head), channel, out, highest, sum);
+    } else if (block == target.last_block) {
+      own.outputs[i] = out;
       if (channel == 0) {
-        __stcg(SumOf(workspace, row), make_float2(highest, sum));
+        own.sums[head] = make_float2(highest, sum);
+      }
+    } else {
+      const size_t row =
+          target.PlaceOf(workspace, block) * workspace.group + static_cast<size_t>(head);
+      StoreRelaxed(OutputOf<kHeadDim>(workspace, row, channel),
+                   make_float4(NotZero(out.x), NotZero(out.y), NotZero(out.z), NotZero(out.w)));
+      if (channel == 0) {
+        StoreRelaxed(SumOf(workspace, row), make_float2(NotZero(highest), NotZero(sum)));
       }
     }
   }
 }
 
-// By the block that comes last: the parts that blocks `first` to `last` left of one pair. Groups of
-// threads take turns with the parts, each its own. By all threads.
+// How long a block waits for another's part. It comes within microseconds of this block's own; only
+// if lengths change while a launch runs, or two launches share a workspace, does it never come.
+inline constexpr uint64_t kPatienceNs = 10'000'000'000;
+
+class Patience {
+ public:
+  __device__ __forceinline__ bool IsOver() {
+    if (++tries_ % 1024 != 0) {
+      return false;
+    }
+    const uint64_t now = DeviceNanoseconds();
+    begin_ = begin_ == 0 ? now : begin_;
+    return now - begin_ > kPatienceNs;
+  }
+
+ private:
+  uint32_t tries_ = 0;
+  uint64_t begin_ = 0;
+};
+
+// Some blocks' parts of four channels of one head.
+template <int kHeadDim>
+struct PartBatch {
+  static constexpr uint32_t kSize = 8;  // Loads on their way together.
+  float4 values[kSize];
+  float2 sums[kSize];
+
+  // Of blocks begin, begin + step, ... below the last. Waits until all have come; takes the outputs
+  // out, but not the sums, which other threads read too. Short, for it runs once a launch: every
+  // instruction of it is new to its multiprocessor.
+  __device__ __forceinline__ void Take(const DecodeWorkspace& workspace,
+                                       const PairTarget& target,
+                                       uint32_t begin,
+                                       uint32_t step,
+                                       int head,
+                                       int channel) {
+    const uint32_t count = min(kSize, (target.last_block - begin + step - 1) / step);
+    Patience patience;
+    bool is_there;
+    do {
+      is_there = true;
+#pragma unroll
+      for (uint32_t j = 0; j < kSize; ++j) {
+        values[j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+        sums[j] = make_float2(-INFINITY, -0.0f);
+        if (j < count) {
+          const size_t row = RowOf(workspace, target, begin + j * step, head);
+          values[j] = LoadRelaxed(OutputOf<kHeadDim>(workspace, row, channel));
+          sums[j] = LoadRelaxed(SumOf(workspace, row));
+        }
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kSize; ++j) {
+        is_there = is_there && IsThere(values[j], sums[j]);
+      }
+      if (!is_there && patience.IsOver()) {
+        atomicOr(&FindingsOf(workspace)->problems, kPartMissing);
+        break;
+      }
+    } while (!is_there);
+#pragma unroll 1
+    for (uint32_t j = 0; j < count; ++j) {
+      const size_t row = RowOf(workspace, target, begin + j * step, head);
+      StoreRelaxed(OutputOf<kHeadDim>(workspace, row, channel), make_float4(0, 0, 0, 0));
+    }
+  }
+
+  static __device__ __forceinline__ size_t RowOf(const DecodeWorkspace& workspace,
+                                                 const PairTarget& target,
+                                                 uint32_t block,
+                                                 int head) {
+    return target.PlaceOf(workspace, block) * workspace.group + static_cast<size_t>(head);
+  }
+};
+
+// By the last block that has a part of a pair: the others' parts and its own. Groups of threads
+// take turns with the parts, each its own. By all threads. Blocks wait only for earlier ones, which
+// the device starts first.
 template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
                                             const MergeStorage<kHeadDim, kTiles>& storage,
                                             int num_warps,
                                             const DecodeWorkspace& workspace,
-                                            uint32_t first,
-                                            uint32_t last,
-                                            int group,
-                                            size_t query_row) {
+                                            const PairTarget& target,
+                                            const OwnPart<kHeadDim, kTiles>& own) {
   using Storage = MergeStorage<kHeadDim, kTiles>;
+  using Batch = PartBatch<kHeadDim>;
   constexpr int kChunks = kHeadDim / 4;
-  constexpr uint32_t kBatch = 8;  // Loads on their way together.
-  const int items = group * kChunks;
+  const int items = target.group * kChunks;
   const int num_groups = min(num_warps, max(1, static_cast<int>(blockDim.x) / items));
+  const auto step = static_cast<uint32_t>(num_groups);
   for (int i = static_cast<int>(threadIdx.x); i < items * num_groups;
        i += static_cast<int>(blockDim.x)) {
     const int turn = i / items;
@@ -202,39 +317,27 @@ __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
     float highest = -INFINITY;
     float4 out = make_float4(0, 0, 0, 0);
     float sum = 0;
-    for (uint32_t block = first + static_cast<uint32_t>(turn); block <= last;
-         block += kBatch * static_cast<uint32_t>(num_groups)) {
-      float2 parts[kBatch];
-      float4 values[kBatch];
+    for (uint32_t block = target.first_block + static_cast<uint32_t>(turn);
+         block < target.last_block; block += Batch::kSize * step) {
+      Batch batch;
+      batch.Take(workspace, target, block, step, head, channel);
       float raised = highest;
 #pragma unroll
-      for (uint32_t j = 0; j < kBatch; ++j) {
-        const uint32_t from = block + j * static_cast<uint32_t>(num_groups);
-        parts[j] = make_float2(-INFINITY, 0);
-        values[j] = make_float4(0, 0, 0, 0);
-        if (from <= last) {
-          const size_t row = workspace.place(from, from == first ? 1 : 0) * workspace.group +
-                             static_cast<size_t>(head);
-          parts[j] = __ldcg(SumOf(workspace, row));
-          values[j] = __ldcg(OutputOf<kHeadDim>(workspace, row, channel));
-        }
-      }
-#pragma unroll
-      for (uint32_t j = 0; j < kBatch; ++j) {
-        raised = fmaxf(raised, parts[j].x);
+      for (uint32_t j = 0; j < Batch::kSize; ++j) {
+        raised = fmaxf(raised, batch.sums[j].x);
       }
       const float decay = ShareOf(highest, raised);
       highest = raised;
       out = make_float4(out.x * decay, out.y * decay, out.z * decay, out.w * decay);
       sum *= decay;
 #pragma unroll
-      for (uint32_t j = 0; j < kBatch; ++j) {
-        const float share = ShareOf(parts[j].x, raised);
-        out.x = fmaf(share, values[j].x, out.x);
-        out.y = fmaf(share, values[j].y, out.y);
-        out.z = fmaf(share, values[j].z, out.z);
-        out.w = fmaf(share, values[j].w, out.w);
-        sum = fmaf(share, parts[j].y, sum);
+      for (uint32_t j = 0; j < Batch::kSize; ++j) {
+        const float share = ShareOf(batch.sums[j].x, raised);
+        out.x = fmaf(share, batch.values[j].x, out.x);
+        out.y = fmaf(share, batch.values[j].y, out.y);
+        out.z = fmaf(share, batch.values[j].z, out.z);
+        out.w = fmaf(share, batch.values[j].w, out.w);
+        sum = fmaf(share, batch.sums[j].y, sum);
       }
     }
     const int row = turn * Storage::kHeads + head;
@@ -248,12 +351,14 @@ __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
   for (int i = static_cast<int>(threadIdx.x); i < items; i += static_cast<int>(blockDim.x)) {
     const int head = i / kChunks;
     const int channel = i % kChunks * 4;
-    float highest = -INFINITY;
+    float highest = own.sums[head].x;
     for (int turn = 0; turn < num_groups; ++turn) {
       highest = fmaxf(highest, storage.maxima[turn * Storage::kHeads + head]);
     }
-    float4 out = make_float4(0, 0, 0, 0);
-    float sum = 0;
+    const float own_share = ShareOf(own.sums[head].x, highest);
+    float4 out = own.outputs[i];
+    out = make_float4(out.x * own_share, out.y * own_share, out.z * own_share, out.w * own_share);
+    float sum = own.sums[head].y * own_share;
     for (int turn = 0; turn < num_groups; ++turn) {
       const int row = turn * Storage::kHeads + head;
       const float share = ShareOf(storage.maxima[row], highest);
@@ -265,7 +370,16 @@ __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
       out.w = fmaf(share, v.w, out.w);
       sum = fmaf(share, storage.sums[row], sum);
     }
-    StoreResult(params, query_row + static_cast<size_t>(head), channel, out, highest, sum);
+    StoreResult(params, target.query_row + static_cast<size_t>(head), channel, out, highest, sum);
+  }
+  // All have read the sums.
+  const auto num_sums =
+      (target.last_block - target.first_block) * static_cast<uint32_t>(target.group);
+  for (uint32_t i = threadIdx.x; i < num_sums; i += blockDim.x) {
+    const auto group = static_cast<uint32_t>(target.group);
+    const size_t row = Batch::RowOf(workspace, target, target.first_block + i / group,
+                                    static_cast<int>(i % group));
+    StoreRelaxed(SumOf(workspace, row), make_float2(0, 0));
   }
 }
 

@@ -5,9 +5,11 @@
 // Bound by memory: an INT2 head block of 4,608 bytes (head_dim 128) costs a warp about 450
 // instructions for up to four query heads, half of what an H200 can issue while the bytes arrive.
 //
-// grid = [blocks], a share of the work each (work_share.cuh); every warp has a ring of stages of
-// its own and takes every num_warps-th unit of the share. At the end of a pair (sequence, KV head)
-// the block merges its warps; rings go on filling meanwhile, also across pairs.
+// grid = [blocks], a share of the work each, or [blocks of a team, pairs] (work_share.cuh); every
+// warp has a ring of stages of its own and takes every num_warps-th unit of its block. At the end
+// of a pair (sequence, KV head) the block merges its warps; rings go on filling meanwhile, also
+// across pairs. At its end a block merges the pair that others left to it, of which it has the last
+// part.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +29,7 @@ template <int kHeadDim, int kTiles>
 struct DecodeShared {
   using Fragments = QueryFragments<kHeadDim, kTiles>;
   using Merge = MergeStorage<kHeadDim, kTiles>;
+  using Own = OwnPart<kHeadDim, kTiles>;
 
   int num_warps;
   int num_stages;  // Of a warp's ring.
@@ -39,21 +42,32 @@ struct DecodeShared {
   constexpr size_t fragments() const { return num_slots() * kStageBytes; }
   constexpr size_t merge() const { return fragments() + sizeof(Fragments); }
   constexpr size_t states() const { return merge() + Merge::Bytes(num_warps); }
-  constexpr size_t share() const { return states() + num_slots() * sizeof(StageState); }
-  constexpr size_t is_last() const { return share() + sizeof(WorkShareStorage); }
-  constexpr size_t bytes() const { return is_last() + 16; }
+  constexpr size_t own() const { return states() + num_slots() * sizeof(StageState); }
+  constexpr size_t share() const { return own() + sizeof(Own); }
+  constexpr size_t bytes() const { return share() + sizeof(WorkShareStorage); }
 };
 
-// Fills a warp's ring with its units of the block's share, in order. The warp's lanes look up 32
+// Fills a warp's ring with its units of the share, in order. The warp's lanes look up 32
 // units at a time, so that their loads of the page tables are on their way together.
 template <int kHeadDim>
 class Producer {
  public:
-  __device__ __forceinline__
-  Producer(const DecodeLaunch& launch, const WorkShare& share, int warp, int num_warps, int lane)
-      : launch_(launch), cursor_(share.start), unit_(warp), num_warps_(num_warps), lane_(lane) {
+  __device__ __forceinline__ Producer(const DecodeLaunch& launch, int first, int step, int lane)
+      : launch_(launch), unit_(first), step_(step), lane_(lane) {}
+
+  // Asks for what can be looked up before the share is known.
+  __device__ __forceinline__ void LookUpEarly() {
+    const DevicePageTable& table = launch_.params.history;
+    const auto unit = static_cast<uint32_t>(unit_ + lane_ * step_);
+    if (launch_.has_teams && unit < table.stride) {
+      const auto* entries = reinterpret_cast<const unsigned long long*>(table.pages);
+      early_ = reinterpret_cast<const std::byte*>(__ldg(&entries[unit]));
+    }
+  }
+  __device__ __forceinline__ void Start(const WorkShare& share) {
+    cursor_ = share.start;
     size_ = share.size;
-    LookUp();
+    LookUp(launch_.has_teams ? &early_ : nullptr);
   }
 
   // The first units, at most one a stage. Windows may be written by the work before this launch,
@@ -77,11 +91,11 @@ class Producer {
 
  private:
   // Lane i looks up the i-th of the warp's next 32 units.
-  __device__ __forceinline__ void LookUp() {
-    const int unit = unit_ + lane_ * num_warps_;
+  __device__ __forceinline__ void LookUp(const std::byte* const* early = nullptr) {
+    const int unit = unit_ + lane_ * step_;
     found_ = {};
     if (unit < size_) {
-      found_ = cursor_.Locate(launch_, unit);
+      found_ = cursor_.Locate(launch_, unit, early);
       if (found_.source == nullptr) {
         ReportNullPage();
       }
@@ -102,17 +116,18 @@ class Producer {
         __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(found_.source), taken_));
     fill.rows = __shfl_sync(kFullWarp, found_.rows, taken_);
     ++taken_;
-    unit_ += num_warps_;
+    unit_ += step_;
     return fill;
   }
 
   const DecodeLaunch& launch_;
   PairCursor cursor_;  // Of this lane.
   Fill found_;         // Of this lane.
-  int size_;
+  const std::byte* early_ = nullptr;
+  int size_ = 0;
   int unit_;  // The next to be pushed.
   int taken_ = 0;
-  int num_warps_;
+  int step_;  // To the warp's next one.
   int lane_;
 };
 
@@ -120,8 +135,9 @@ class Producer {
 // at lengths that tables cannot hold.
 __device__ inline void FinishOddSequences(const SplitDecodeParams& params,
                                           DecodeFindings* findings) {
-  const uint32_t stride = gridDim.x * blockDim.x;
-  for (uint32_t sequence = blockIdx.x * blockDim.x + threadIdx.x; sequence < params.num_sequences;
+  const uint32_t stride = gridDim.x * gridDim.y * blockDim.x;
+  const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
+  for (uint32_t sequence = block * blockDim.x + threadIdx.x; sequence < params.num_sequences;
        sequence += stride) {
     if (LengthOf(params, sequence).units() == 0) {
       for (uint32_t head = 0; head < params.num_query_heads; ++head) {
@@ -147,23 +163,21 @@ __device__ inline void FinishOddSequences(const SplitDecodeParams& params,
   }
 }
 
-// Whether this block is the last to bring its part of a pair that blocks first..last share; if so,
-// it sees the others' parts. By all threads. The barriers make one thread's release and acquire
-// count for all of the block.
-__device__ __forceinline__ bool ComesLast(uint32_t* arrivals,
-                                          uint32_t first,
-                                          uint32_t last,
-                                          int* is_last) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const bool all_here = AddAcquireRelease(&arrivals[first], 1) == last - first;
-    if (all_here) {
-      arrivals[first] = 0;  // Ready for the next launch.
-    }
-    *is_last = all_here;
+// The blocks that have a part of a pair: of its team, those that have a unit; else by the cut.
+__device__ __forceinline__ void FindBlocks(const DecodeLaunch& launch,
+                                           const WorkShare& share,
+                                           const PairCursor& pair,
+                                           PairTarget& target) {
+  const uint32_t block = launch.block();
+  target.first_block = block;
+  target.last_block = block;
+  if (launch.has_teams) {
+    target.first_block = block - blockIdx.x;
+    target.last_block = target.first_block + min(gridDim.x, static_cast<uint32_t>(share.size)) - 1;
+  } else if (pair.first < 0 || pair.end() > share.size) {
+    target.first_block = share.OwnerOf(share.begin + static_cast<uint64_t>(int64_t{pair.first}));
+    target.last_block = share.OwnerOf(share.begin + static_cast<uint64_t>(int64_t{pair.end()}) - 1);
   }
-  __syncthreads();
-  return *is_last != 0;
 }
 
 template <int kHeadDim, int kTiles>
@@ -180,18 +194,23 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   const SplitDecodeParams& params = launch.params;
   const int num_stages = launch.num_stages;
   const Shared layout{num_warps, num_stages};
-  const DecodeWorkspace workspace{static_cast<std::byte*>(params.workspace), gridDim.x,
+  const DecodeWorkspace workspace{static_cast<std::byte*>(params.workspace), launch.num_blocks(),
                                   launch.heads_of_pass, kHeadDim};
 
   // 1. This block's share of the work. Queries are asked for before pages where they may be: they
   // would queue behind a ring's worth of every multiprocessor.
+  const int ranks = launch.has_teams ? static_cast<int>(gridDim.x) : 1;
+  const int step = num_warps * ranks;
+  int unit = warp * ranks + (launch.has_teams ? static_cast<int>(blockIdx.x) : 0);
+  Producer<kHeadDim> producer(launch, unit, step, lane);
+  producer.LookUpEarly();
   const auto slot = static_cast<size_t>(warp * num_stages);
   WarpRing<kHeadDim> ring(shared + slot * Shared::kStageBytes,
                           reinterpret_cast<StageState*>(shared + layout.states()) + slot,
                           num_stages, lane);
   const WorkShare share =
       FindWorkShare(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
-  Producer<kHeadDim> producer(launch, share, warp, num_warps, lane);
+  producer.Start(share);
   PairCursor pair = share.start;
   RawQuery<kHeadDim> query;
   const auto load_query = [&](int head) {
@@ -211,36 +230,33 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   if (params.history_is_settled) {
     load_query(warp);
   }
+  if (share.is_odd) {
+    FinishOddSequences(params, FindingsOf(workspace));
+  }
 
   // 3. Pair by pair.
   auto& fragments = *reinterpret_cast<typename Shared::Fragments*>(shared + layout.fragments());
   const typename Shared::Merge merge(shared + layout.merge(), num_warps);
-  auto* is_last = reinterpret_cast<int*>(shared + layout.is_last());
+  auto& own = *reinterpret_cast<typename Shared::Own*>(shared + layout.own());
   WarpAttention<kHeadDim, kTiles> attention(lane);
   const float score_scale = params.scale * 1.4426950408889634f;
-  int unit = warp;
+  PairTarget left;  // To be merged at the end.
   while (pair.first < share.size) {
     uint32_t group;
-    const size_t query_row = pair.QueryRow(launch, &group);
+    PairTarget target;
+    target.query_row = pair.QueryRow(launch, &group);
+    target.group = static_cast<int>(group);
     for (int head = warp; head < kTiles * kHeadsOfTile; head += num_warps) {
       if (head != warp) {
         load_query(head);
       }
       PrepareQuery<kHeadDim, kTiles>(params, query, head, lane, fragments);
     }
-    // Which blocks have parts of this pair; divisions, and time for them while pages arrive.
-    const bool begins_here = pair.first >= 0;
-    const bool is_whole = begins_here && pair.end() <= share.size;
-    uint32_t first_block = 0;
-    uint32_t last_block = 0;
-    if (!is_whole) {
-      first_block = share.OwnerOf(share.begin + static_cast<uint64_t>(int64_t{pair.first}));
-      last_block = share.OwnerOf(share.begin + static_cast<uint64_t>(int64_t{pair.end()}) - 1);
-    }
+    FindBlocks(launch, share, pair, target);  // Divisions, and time for them while pages arrive.
     __syncthreads();
     attention.Start(fragments);
     const int end = min(pair.end(), share.size);
-    for (; unit < end; unit += num_warps) {
+    for (; unit < end; unit += step) {
       int rows;
       const std::byte* stage = ring.Front(&rows);
       if (rows == kRowsOfInt2) {
@@ -252,20 +268,21 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
       producer.Refill(ring);
     }
 
-    // 4. The pair's part of this block, and all of it if this block is the last to have a part.
+    // 4. The pair's part of this block.
     StoreState(attention.state(), warp, num_warps, lane, merge);
-    MergeWarps<kHeadDim, kTiles>(params, merge, num_warps, static_cast<int>(group), query_row,
-                                 is_whole, workspace,
-                                 workspace.place(blockIdx.x, begins_here ? 1 : 0));
-    if (!is_whole && ComesLast(ArrivalsOf(workspace), first_block, last_block, is_last)) {
-      MergeBlocks<kHeadDim, kTiles>(params, merge, num_warps, workspace, first_block, last_block,
-                                    static_cast<int>(group), query_row);
+    MergeWarps(params, merge, num_warps, workspace, target, launch.block(), own);
+    if (!target.is_whole() && target.last_block == launch.block()) {
+      left = target;
     }
     __syncthreads();
     pair.Next(launch);
     load_query(warp);
   }
-  FinishOddSequences(params, FindingsOf(workspace));
+
+  // 5. What others left to this block.
+  if (!left.is_whole()) {
+    MergeBlocks(params, merge, num_warps, workspace, left, own);
+  }
 }
 
 }  // namespace crumb::gpu

@@ -5,6 +5,10 @@
 // such a pair history first, then windows. Block b of C has units [total * b / C, total * (b+1) /
 // C). So every block reads about as many bytes, however ragged the batch, and who works on what
 // follows from the lengths alone.
+//
+// Of one sequence, every pair has the same number of units, and a team of blocks takes turns with
+// them: then which pages are a block's does not depend on the length, and they are looked up while
+// it is still on its way.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +48,15 @@ __device__ __forceinline__ SequenceLength LengthOf(const SplitDecodeParams& para
   return length;
 }
 
+// Empty, or longer than its tables say it can be.
+__device__ __forceinline__ bool IsOdd(const SplitDecodeParams& params, uint32_t sequence) {
+  const bool is_cut = (params.history.stride > 0 &&
+                       __ldg(&params.history_pages[sequence]) > params.history.stride) ||
+                      (params.windows.stride > 0 && __ldg(&params.window_tokens[sequence]) >
+                                                        params.windows.stride * kPageTokens);
+  return is_cut || LengthOf(params, sequence).units() == 0;
+}
+
 // A launch. Where a KV head has more query heads than a kernel takes at once, it is read in several
 // passes: each counts as a head of its own, of the next kHeadsOfPass query heads.
 struct DecodeLaunch {
@@ -51,8 +64,12 @@ struct DecodeLaunch {
   int num_stages = 0;  // Of a warp's ring.
   uint32_t passes = 1;
   uint32_t heads_of_pass = 0;
+  // grid = [team, pairs] if blocks of a team take turns with a pair's units, else [blocks].
+  bool has_teams = false;
 
   __device__ __forceinline__ uint32_t num_heads() const { return params.num_kv_heads * passes; }
+  __device__ __forceinline__ uint32_t num_blocks() const { return gridDim.x * gridDim.y; }
+  __device__ __forceinline__ uint32_t block() const { return blockIdx.y * gridDim.x + blockIdx.x; }
 };
 
 // A pair (sequence, KV head) and where its units lie, counted from the block's first unit.
@@ -91,8 +108,11 @@ struct PairCursor {
     return size_t{sequence} * params.num_query_heads + head * group_of_head + before;
   }
 
-  // Where unit `unit` comes from, moving on to its pair. Units must be asked for in order.
-  __device__ __forceinline__ Fill Locate(const DecodeLaunch& launch, int unit) {
+  // Where unit `unit` comes from, moving on to its pair. Units must be asked for in order. `early`,
+  // if not null, is the entry of the history's table for this unit.
+  __device__ __forceinline__ Fill Locate(const DecodeLaunch& launch,
+                                         int unit,
+                                         const std::byte* const* early = nullptr) {
     while (unit >= end()) {
       Next(launch);
     }
@@ -101,7 +121,9 @@ struct PairCursor {
     const bool is_history = in_pair < length.pages;
     const DevicePageTable& table = is_history ? params.history : params.windows;
     const uint32_t tile = in_pair - length.pages;
-    const std::byte* page = PageOf(table, is_history ? in_pair : tile / kTilesOfPage);
+    const std::byte* page = is_history && early != nullptr
+                                ? *early
+                                : PageOf(table, is_history ? in_pair : tile / kTilesOfPage);
     uint64_t offset = table.block_offset + head * table.head_stride;
     if (is_history) {
       return {page == nullptr ? nullptr : page + offset, kRowsOfInt2};
@@ -125,7 +147,9 @@ struct WorkShare {
   uint64_t begin = 0;   // This block's first.
   uint32_t blocks = 0;  // That have a share; those from here on have none.
   int size = 0;         // Units of this block.
-  PairCursor start;     // The pair of its first unit.
+  bool is_odd =
+      false;         // A sequence is empty, or its length beyond a table; the same in all blocks.
+  PairCursor start;  // The pair of its first unit.
 
   // The block that has this unit.
   __device__ __forceinline__ uint32_t OwnerOf(uint64_t unit) const {
@@ -185,12 +209,15 @@ __device__ __forceinline__ uint64_t SumOfLanes(uint64_t value, uint32_t lane) {
 __device__ __forceinline__ WorkShare FindWorkShareOfFew(const DecodeLaunch& launch) {
   const uint32_t lane = threadIdx.x % 32;
   SequenceLength length;
+  bool is_odd = false;
   if (lane < launch.params.num_sequences) {
     length = LengthOf(launch.params, lane);
+    is_odd = IsOdd(launch.params, lane);
   }
   const uint64_t mine = static_cast<uint64_t>(length.units()) * launch.num_heads();
   const uint64_t until = SumOfLanes(mine, lane);
   WorkShare share;
+  share.is_odd = __any_sync(kFullWarp, is_odd) != 0;
   share.total = __shfl_sync(kFullWarp, until, 31);
   share.Cut();
   const unsigned here =
@@ -216,15 +243,17 @@ __device__ inline WorkShare FindWorkShareOfMany(const DecodeLaunch& launch,
   const uint32_t first = min(threadIdx.x * per_thread, params.num_sequences);
   const uint32_t last = min(first + per_thread, params.num_sequences);
   uint64_t mine = 0;
+  bool is_odd = false;
   for (uint32_t sequence = first; sequence < last; ++sequence) {
+    is_odd = is_odd || IsOdd(params, sequence);
     mine += static_cast<uint64_t>(LengthOf(params, sequence).units()) * launch.num_heads();
   }
   uint64_t until = SumOfLanes(mine, lane);
   if (lane == 31) {
     storage.warp_sums[warp] = until;
   }
-  __syncthreads();
   WorkShare share;
+  share.is_odd = __syncthreads_or(is_odd) != 0;
   for (uint32_t i = 0; i < num_threads / 32; ++i) {
     until += i < warp ? storage.warp_sums[i] : 0;
     share.total += storage.warp_sums[i];
@@ -250,17 +279,22 @@ __device__ inline WorkShare FindWorkShareOfMany(const DecodeLaunch& launch,
   return storage.share;
 }
 
+// All of a pair, with whose units the team takes turns.
+__device__ __forceinline__ WorkShare FindWorkShareOfTeam(const DecodeLaunch& launch) {
+  WorkShare share;
+  share.start.head = launch.passes == 1 ? blockIdx.y : blockIdx.y / launch.passes;
+  share.start.pass = blockIdx.y - share.start.head * launch.passes;
+  share.start.length = LengthOf(launch.params, 0);
+  const int units = share.start.length.units();
+  share.is_odd = IsOdd(launch.params, 0);
+  share.size = static_cast<int>(blockIdx.x) < units ? units : 0;
+  return share;
+}
+
 __device__ __forceinline__ WorkShare FindWorkShare(const DecodeLaunch& launch,
                                                    WorkShareStorage& storage) {
-  if (launch.params.num_sequences == 1) {
-    const SequenceLength length = LengthOf(launch.params, 0);
-    WorkShare share;
-    share.total = static_cast<uint64_t>(length.units()) * launch.num_heads();
-    share.Cut();
-    if (share.size > 0) {
-      share.SetStart(launch, 0, 0, length);
-    }
-    return share;
+  if (launch.has_teams) {
+    return FindWorkShareOfTeam(launch);
   }
   return launch.params.num_sequences <= 32 ? FindWorkShareOfFew(launch)
                                            : FindWorkShareOfMany(launch, storage);

@@ -58,12 +58,16 @@ struct SplitDecodeLauncher {
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid.num_blocks);
+    if (grid.team > 1) {
+      config.gridDim = dim3(grid.team, grid.num_blocks / grid.team);
+    }
     config.blockDim = dim3(static_cast<uint32_t>(grid.num_warps) * 32);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &overlap;
-    config.numAttrs = params.history_is_settled ? 1 : 0;
-    const DecodeLaunch launch{params, grid.num_stages, grid.passes, grid.heads_of_pass};
+    config.numAttrs = params.history_is_settled && grid.overlaps ? 1 : 0;
+    const DecodeLaunch launch{params, grid.num_stages, grid.passes, grid.heads_of_pass,
+                              grid.team > 1};
     return cudaLaunchKernelEx(&config, kernel, launch);
   }
 };

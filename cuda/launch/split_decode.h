@@ -21,6 +21,11 @@ struct DecodeGrid {
   // Passes over each KV head, and what one takes of its query heads.
   uint32_t passes = 1;
   uint32_t heads_of_pass = 0;
+  // More than 1: blocks that take turns with the units of one pair (sequence, KV head and pass).
+  // For one sequence only, and num_blocks is that many times the pairs.
+  uint32_t team = 1;
+  // Whether a launch of settled history may begin before the work ahead of it has ended.
+  bool overlaps = true;
 };
 
 struct SplitDecodeForm {

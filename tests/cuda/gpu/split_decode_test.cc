@@ -154,6 +154,20 @@ TEST_F(SplitDecodeGpuTest, AnyCutGivesTheSums) {
   EXPECT_TRUE(TakeSplitDecodeProblem(device.params(), nullptr).ok());
 }
 
+// More blocks than units, pairs of a single unit, and passes among them.
+TEST_F(SplitDecodeGpuTest, AnyTeamGivesTheSums) {
+  for (const SceneLength length : {SceneLength{0, 0}, {1, 0}, {0, 3}, {37, 100}, {0, 400}}) {
+    const DecodeScene scene({.head_dim = 128, .num_kv_heads = 3, .group = 5, .lengths = {length}});
+    const auto expected = scene.Expected();
+    DeviceScene device(scene);
+    for (const uint32_t team : {2u, 5u, 16u, 44u, 100u}) {
+      ExpectNear(device.RunOnGrid({3 * team, 3, 2, 1, 5, team}), expected);
+      ExpectNear(device.RunOnGrid({9 * team, 8, 1, 3, 2, team}), expected);
+    }
+    EXPECT_TRUE(TakeSplitDecodeProblem(device.params(), nullptr).ok());
+  }
+}
+
 TEST_F(SplitDecodeGpuTest, RunsGiveTheSameBits) {
   const DecodeScene scene(
       {.head_dim = 128, .num_kv_heads = 8, .group = 4, .lengths = {{301, 311}, {12, 64}, {77, 0}}});

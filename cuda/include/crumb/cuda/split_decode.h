@@ -4,10 +4,14 @@
 // token, KV head and 128 channels where BF16 needs 512, and is bound by reading them.
 //
 // One launch: the work of all sequences is cut into equal shares of head blocks, one share a thread
-// block, and shares of one head are merged by the block that comes last, always in the same order.
+// block, and shares of one head are merged by the last of their blocks, always in the same order.
 // So results are the same bits from run to run on one device, whatever else the device does.
 // Benefits: ragged batches balance themselves, lengths stay on the device, a captured graph serves
-// any lengths. Costs: the last merge adds about a microsecond to a launch.
+// any lengths. Costs: the merge adds one or two microseconds to a launch, and blocks wait for
+// earlier ones there.
+//
+// SplitDecodeParams::history_is_settled is worth setting from some 100,000 tokens of history a
+// launch on; for less, queries come later than they would, and for very much it is ignored.
 //
 // No allocation, no synchronisation, capturable in a CUDA graph. Thread-safe.
 #pragma once
@@ -34,7 +38,9 @@ absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream stream);
 
 // What a launch found wrong in device memory: a null page, or a length beyond its table. Such pages
 // are left out, reads stay within the tables, and the finding stays in the workspace until this
-// call takes it out. Waits for `stream`. INVALID_ARGUMENT names the table and a sequence.
+// call takes it out. Also, that a block waited ten seconds for another's part: lengths changed
+// while the launch ran, or two launches at once had one workspace, which must be zeroed then. Waits
+// for `stream`. INVALID_ARGUMENT names the table and a sequence.
 absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& params, GpuStream stream);
 
 // The readable twin, in double: the same parameters with pointers to host memory. Workspace unused.
