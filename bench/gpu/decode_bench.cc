@@ -3,13 +3,16 @@
 // Times split decode on the shapes that the design names; one layer a launch, all layers in one
 // graph. Prints a line of JSON a figure for run.sh.
 //
-//   decode_gpu_bench [--tune | --shared]
+//   decode_gpu_bench [--tune [SHAPE] | --shared | --contexts]
 //
-//   --tune     other cuts than split decode's own, as a table
-//   --shared   shared decode only
+//   --tune       other cuts than split decode's own, as a table; of the shape of that name, or all
+//   --shared     shared decode only
+//   --contexts   the figures for plots over context length only
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/gpu/decode_batch.h"
@@ -53,33 +56,41 @@ double Time(const DecodeBatch& batch, const gpu::DecodeGrid& grid, bool is_settl
   return milliseconds / layers;
 }
 
-void Tune() {
+void Tune(std::string_view only) {
   struct Cut {
-    int blocks_per_multiprocessor;
+    uint32_t blocks;
     int warps;
     int stages;
+    uint32_t team;
   };
-  const std::vector<Cut> cuts = {{1, 8, 2},  {1, 8, 5}, {1, 12, 3}, {1, 16, 1},
-                                 {1, 16, 2}, {1, 8, 3}, {2, 8, 2},  {1, 10, 2}};
+  const auto cuts_of = [](uint32_t sequences) -> std::vector<Cut> {
+    switch (sequences) {
+      case 1:
+        return {{128, 8, 2, 1},   {128, 8, 2, 16},  {128, 8, 3, 16},  {128, 8, 4, 16},
+                {128, 10, 2, 16}, {128, 12, 2, 16}, {128, 16, 2, 16}, {256, 8, 2, 32}};
+      case 8:
+        return {{128, 16, 2, 1}, {128, 12, 2, 1}, {128, 10, 2, 1}, {128, 12, 3, 1}, {256, 8, 2, 1}};
+      default:
+        return {{256, 8, 2, 1}, {128, 16, 2, 1}, {128, 12, 2, 1}};
+    }
+  };
   for (const NamedShape& shape : kShapes) {
-    for (const uint32_t window : {0u, 384u}) {
+    if (!only.empty() && only != shape.name) {
+      continue;
+    }
+    for (const uint32_t window : {0u, 352u}) {
       const DecodeBatch batch({.num_sequences = shape.num_sequences,
                                .history_tokens = shape.history_tokens,
                                .window_tokens = window});
       const double bytes = batch.HistoryBytes() + batch.WindowBytes();
-      std::printf("%s window %u: own %.4f, settled %.4f ms; blocks/SM x warps x stages:",
+      std::printf("%s window %u: own %.4f, settled %.4f ms; blocks x warps x stages x team:",
                   shape.name, window, Time(batch, {}, false), Time(batch, {}, true));
-      for (const Cut& cut : cuts) {
-        const uint32_t pairs = shape.num_sequences * 8;
-        uint32_t blocks = 132 * static_cast<uint32_t>(cut.blocks_per_multiprocessor);
-        if (pairs <= blocks && blocks / pairs * pairs * 8 >= blocks * 7) {
-          blocks = blocks / pairs * pairs;
-        }
-        const gpu::DecodeGrid grid{blocks, cut.warps, cut.stages, 1, 4};
+      for (const Cut& cut : cuts_of(shape.num_sequences)) {
+        const gpu::DecodeGrid grid{cut.blocks, cut.warps, cut.stages, 1, 4, cut.team};
         const double plain = Time(batch, grid, false);
         const double settled = Time(batch, grid, true);
-        std::printf("\n  %dx%dx%d %.4f %.4f (%.0f GB/s)", cut.blocks_per_multiprocessor, cut.warps,
-                    cut.stages, plain, settled, bytes / settled / 1e6);
+        std::printf("\n  %ux%dx%dx%u %.4f %.4f (%.0f GB/s)", cut.blocks, cut.warps, cut.stages,
+                    cut.team, plain, settled, bytes / settled / 1e6);
       }
       std::printf("\n");
       std::fflush(stdout);
@@ -101,6 +112,27 @@ void Report() {
             batch.HistoryBytes() + batch.WindowBytes(), shape.goal_ms);
         std::fflush(stdout);
       }
+    }
+  }
+}
+
+// Over context length, for plots. As many layers as no cache holds.
+void ReportContexts() {
+  constexpr double kNoCacheBytes = 200e6;
+  for (const uint32_t sequences : {1u, 32u}) {
+    for (uint32_t context = 1024; context <= 131072; context *= 2) {
+      BatchShape shape{.num_sequences = sequences, .history_tokens = context};
+      const double layer_bytes =
+          static_cast<double>(sequences) * (context / kPageTokens) * shape.geometry.num_kv_heads *
+          static_cast<double>(shape.geometry.HeadBlockBytes(PageEncoding::kInt2));
+      shape.geometry.num_layers =
+          std::clamp<uint32_t>(static_cast<uint32_t>(kNoCacheBytes / layer_bytes), 4, 256);
+      const DecodeBatch batch(shape);
+      std::printf(
+          "{\"op\": \"decode_context\", \"sequences\": %u, \"context\": %u, \"ms\": %.5f, "
+          "\"bytes\": %.0f}\n",
+          sequences, context, Time(batch, {}, false), batch.HistoryBytes());
+      std::fflush(stdout);
     }
   }
 }
@@ -155,7 +187,7 @@ int main(int argc, char** argv) {
   const double bandwidth = crumb::bench::CopyBandwidth();
   if (argc > 1 && std::strcmp(argv[1], "--tune") == 0) {
     std::printf("copy %.0f GB/s\n", bandwidth);
-    crumb::bench::Tune();
+    crumb::bench::Tune(argc > 2 ? argv[2] : "");
     return 0;
   }
   if (argc > 1 && std::strcmp(argv[1], "--shared") == 0) {
@@ -163,7 +195,12 @@ int main(int argc, char** argv) {
     return 0;
   }
   std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", bandwidth);
+  if (argc > 1 && std::strcmp(argv[1], "--contexts") == 0) {
+    crumb::bench::ReportContexts();
+    return 0;
+  }
   crumb::bench::Report();
   crumb::bench::ReportShared();
+  crumb::bench::ReportContexts();
   return 0;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of JSON from decode_gpu_bench and rivals.py -> one result file and its table in Markdown.
+"""Lines of JSON from the benchmarks and rivals.py -> one result file and its table in Markdown.
 
     report.py --commit HASH --checks FILE --out FOLDER LINES...
 """
@@ -26,24 +26,55 @@ def read_lines(paths):
 
 
 def best_rival(figures, op, shape):
-    of_shape = [figure for figure in figures if figure.get("rival") and (figure["op"], figure["shape"]) == (op, shape)]
+    of_shape = [figure for figure in figures if figure.get("rival") and (figure["op"], figure.get("shape")) == (op, shape)]
     return min(of_shape, key=lambda figure: figure["ms"], default=None)
 
 
+def kind(figure):
+    """How the launch was, beside its shape."""
+    window = [f"window {figure['window_tokens']}"] if figure.get("window_tokens") else []
+    return ", ".join([figure["shape"]] + window + (["overlapped"] if figure.get("overlapped") else []))
+
+
 def table(figures, copy):
-    yield ("| op | shape | window | overlapped | ms | goal | GB/s | of copy | best BF16 rival | times faster |")
-    yield ("|---|---|---|---|---|---|---|---|---|---|")
+    yield "| op | shape | ms | goal | reached | GB/s | of copy | best BF16 rival | times faster |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for figure in figures:
-        if "ms" not in figure or figure.get("rival"):
+        if "ms" not in figure or "shape" not in figure or figure.get("rival"):
             continue
         rate = figure["bytes"] / figure["ms"] / 1e6
         rival = best_rival(figures, figure["op"], figure["shape"])
-        goal = f"{figure['goal_ms']:.3f}" if figure.get("goal_ms") else ""
+        goal = figure.get("goal_ms") or (figure["roofline_ms"] if "roofline_ms" in figure else 0)
+        shown = f"{goal:.4f}" + (" (roofline)" if "roofline_ms" in figure else "") if goal else ""
+        reached = f"{100 * goal / figure['ms']:.0f} %" if goal else ""
         beside = f"{rival['ms']:.4f} ({rival['form']})" if rival else ""
         faster = f"{rival['ms'] / figure['ms']:.1f}" if rival else ""
-        yield (f"| {figure['op']} | {figure['shape']} | {figure.get('window_tokens', 0)} "
-               f"| {'yes' if figure.get('overlapped') else 'no'} | {figure['ms']:.4f} | {goal} | {rate:.0f} "
+        tflops = f", {figure['tflops']:.0f} TFLOP/s" if "tflops" in figure else ""
+        yield (f"| {figure['op']} | {kind(figure)}{tflops} | {figure['ms']:.4f} | {shown} | {reached} | {rate:.0f} "
                f"| {100 * rate / copy:.0f} % | {beside} | {faster} |")
+
+
+def shares(figures):
+    """Figures that are a part of something else."""
+    for figure in figures:
+        if "share" in figure:
+            yield (f"{figure['op']}, {figure['shape']}: {100 * figure['share']:.2f} % (goal {100 * figure['goal']:.1f} %) "
+                   f"of {figure['prefill_tflop']:.0f} TFLOP in {figure['prefill_ms_at_600_tflops']:.0f} ms.")
+
+
+def contexts(figures):
+    """Attention of one layer over context length."""
+    ours = [figure for figure in figures if figure["op"] == "decode_context" and not figure.get("rival")]
+    if not ours:
+        return
+    yield "| sequences | context | ms | GB/s | cuDNN, BF16 | times faster |"
+    yield "|---|---|---|---|---|---|"
+    for figure in ours:
+        key = (figure["sequences"], figure["context"])
+        rival = next((other for other in figures if other["op"] == "decode_context" and other.get("rival")
+                      and (other["sequences"], other["context"]) == key), None)
+        beside = f"{rival['ms']:.4f} | {rival['ms'] / figure['ms']:.1f}" if rival else " | "
+        yield (f"| {key[0]} | {key[1]} | {figure['ms']:.4f} | {figure['bytes'] / figure['ms'] / 1e6:.0f} | {beside} |")
 
 
 def main():
@@ -60,16 +91,18 @@ def main():
     checks = pathlib.Path(arguments.checks).read_text().strip().splitlines()
     result = {"schema": 1, "machine": {"gpu": name, "driver": driver, "copy_gb_per_s": copy,
                                        "date": now.isoformat(timespec="seconds"), "commit": arguments.commit},
-              "checks": checks, "figures": [figure for figure in figures if "ms" in figure],
+              "checks": checks, "figures": [figure for figure in figures if "ms" in figure or "share" in figure],
               "versions": next((figure for figure in figures if figure["op"] == "rivals"), None)}
     stem = f"{now.date()}-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-').lower()}-{arguments.commit[:12]}"
     folder = pathlib.Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
     text = [f"# {name}, {now.date()}, {arguments.commit[:12]}", "",
-            f"Copy within device memory: {copy:.0f} GB/s. One layer, 32 query and 8 KV heads of 128; medians of graph",
-            "replays over 36 layers in turns. Overlapped: the launch may begin while the one before it ends.", "",
-            *table(figures, copy), "", "Checks:", "", *(f"    {line}" for line in checks), ""]
+            f"Copy within device memory: {copy:.0f} GB/s. 32 query and 8 KV heads of 128; medians of graph replays. Decode",
+            "is of one layer, 36 in turns. Overlapped: the launch may begin while the one before it ends. Reached: the",
+            "goal's time as a share of the measured.", "",
+            *table(figures, copy), "", *shares(figures), "", "Attention of one layer over context length:", "",
+            *contexts(figures), "", "Checks:", "", *(f"    {line}" for line in checks), ""]
     (folder / f"{stem}.md").write_text("\n".join(text))
     print("\n".join(text))
 

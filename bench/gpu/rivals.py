@@ -87,6 +87,24 @@ def split_decode(shapes):
         torch.cuda.empty_cache()
 
 
+def contexts(no_cache_bytes=400e6):
+    """cuDNN over context length, for plots beside ours: the form that is the best of both at every length measured."""
+    for sequences in (1, 32):
+        query = random_bf16(sequences, HEADS, 1, DIM)
+        for context in (1024 << i for i in range(8)):
+            row_bytes = 2 * 2 * sequences * KV_HEADS * context * DIM
+            buffers = max(2, min(64, int(no_cache_bytes / row_bytes)))
+            caches = [(random_bf16(sequences, KV_HEADS, context, DIM), random_bf16(sequences, KV_HEADS, context, DIM))
+                      for _ in range(buffers)]
+            calls = [lambda k=key, v=value, q=query: attend(q, k, v, BACKENDS["cudnn"]) for key, value in caches]
+            best = best_of({"cudnn gqa": calls * -(-CALLS // buffers)})
+            if best is not None:
+                print(json.dumps({"op": "decode_context", "rival": "cudnn", "form": best[1], "sequences": sequences,
+                                  "context": context, "ms": round(best[0], 5)}), flush=True)
+            del caches, calls
+            torch.cuda.empty_cache()
+
+
 def attend_with_lse(query, key, value, backend):
     if backend == SDPBackend.CUDNN_ATTENTION:
         return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)[:2]
@@ -145,6 +163,7 @@ def main():
     if not arguments.quick:
         shared_decode()
         prefill_attention()
+        contexts()
     try:
         import flashinfer  # noqa: F401 pylint: disable=unused-import
     except ImportError:

@@ -4,9 +4,11 @@
 # Builds, checks and times the GPU's kernels in one call, beside BF16 rivals in the same run, and writes
 # bench/results/<date>-<gpu>-<commit>.{json,md}.
 #
-#   run.sh [--bin DIR] [--commit HASH] [--out DIR] [--sanitize] [--no-rivals]
+#   run.sh [--bin DIR] [--commit HASH] [--out DIR] [--plots DIR] [--sanitize] [--no-rivals]
 #
-#   --bin DIR    take tests and benchmarks from there instead of building them (a machine without a compiler)
+#   --bin DIR    take tests and benchmarks from there instead of building them (a machine without a compiler);
+#                libraries that only they need may lie in DIR/lib
+#   --plots DIR  where the plot of speed over context length goes (docs/design)
 #   --sanitize   small shapes under compute-sanitizer too: memcheck, initcheck, synccheck, racecheck
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,6 +16,7 @@ root=$(cd "$here/../.." && pwd)
 bin=
 commit=$(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
 out=$root/bench/results
+plots=$root/docs/design
 sanitize=
 rivals=yes
 while [ $# -gt 0 ]; do
@@ -21,6 +24,7 @@ while [ $# -gt 0 ]; do
     --bin) bin=$(cd "$2" && pwd); shift 2 ;;
     --commit) commit=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
+    --plots) plots=$2; shift 2 ;;
     --sanitize) sanitize=yes; shift ;;
     --no-rivals) rivals=; shift ;;
     *) echo "run.sh: unknown option $1; see the first lines of $0" >&2; exit 2 ;;
@@ -39,21 +43,27 @@ if [ -z "$bin" ]; then
   ln -s "$root"/build/release/tests/cuda/gpu/*_gpu_test "$root"/build/release/gpu-bench-bin/*_gpu_bench "$bin"
 fi
 
+# For the programs only: python3 has libraries of its own.
+with_libraries() {
+  LD_LIBRARY_PATH="$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"
+}
+
 # A failed check ends the run: figures of wrong kernels are worth nothing.
 for test in "$bin"/*_gpu_test; do
-  "$test" --gtest_brief=1 >"$work/test.log" 2>&1 || { tail -40 "$work/test.log" >&2; exit 1; }
+  with_libraries "$test" --gtest_brief=1 >"$work/test.log" 2>&1 || { tail -40 "$work/test.log" >&2; exit 1; }
   echo "$(basename "$test"): $(tail -1 "$work/test.log")" | tee -a "$work/checks"
   ! grep -q 'no GPU can be used' "$work/test.log" || { echo "run.sh: there is no GPU here" >&2; exit 1; }
 done
 if [ -n "$sanitize" ]; then
-  "$here/sanitize.sh" "$bin" | tee -a "$work/checks"
+  with_libraries "$here/sanitize.sh" "$bin" | tee -a "$work/checks"
 fi
 
 for bench in "$bin"/*_gpu_bench; do
-  "$bench" | tee -a "$work/ours" | cut -c1-150
+  with_libraries "$bench" | tee -a "$work/ours" | cut -c1-150
 done
 : >"$work/rivals"
 if [ -n "$rivals" ]; then
   python3 "$here/rivals.py" >"$work/rivals" || echo "run.sh: rivals stopped early; see above" >&2
 fi
 python3 "$here/report.py" --commit "$commit" --checks "$work/checks" --out "$out" "$work/ours" "$work/rivals"
+python3 "$here/plot.py" --out "$plots/decode-speed.svg" "$work/ours" "$work/rivals"

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times what one decode step of an 8B model asks of Crumb's kernels: in all 36 layers, the new
+// tokens' rows and queries are rotated and stored (append_rows), then attention reads history and
+// windows (split_decode), as one CUDA graph. Prints a line of JSON a figure for run.sh.
+//
+// Outputs stay rotated: an engine folds the value rotation into its output projection once. What
+// lies between layers in an engine, its matrix products, is not here.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "bench/gpu/codec_pages.h"
+#include "bench/gpu/decode_batch.h"
+#include "bench/gpu/gpu_timer.h"
+#include "crumb/cuda/append_rows.h"
+#include "crumb/cuda/split_decode.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr Geometry kModel{36, 8, 128, 128};
+constexpr uint32_t kWindowTokens = 352;  // Sink 64, recent window 256 and half a page.
+
+struct NamedShape {
+  const char* name;
+  uint32_t num_sequences;
+  uint32_t history_tokens;
+};
+constexpr NamedShape kShapes[] = {
+    {"1x32K", 1, 32768}, {"1x100K", 1, 99968}, {"8x32K", 8, 32768}, {"32x32K", 32, 32768}};
+
+void CheckStatus(const absl::Status& status) {
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+    std::exit(1);
+  }
+}
+
+// One layer's new rows into the batch's windows, and its queries where attention takes them from.
+AppendRowsParams AppendParams(const CodecPages& pages,
+                              const DecodeBatch& batch,
+                              const SplitDecodeParams& attention,
+                              uint32_t layer) {
+  AppendRowsParams params = pages.Append(layer, batch.shape().num_sequences);
+  params.rotated_queries = const_cast<void*>(attention.queries);
+  params.pages = const_cast<std::byte* const*>(attention.windows.pages);
+  params.stride = attention.windows.stride;
+  params.block_offset = attention.windows.block_offset;
+  params.head_stride = attention.windows.head_stride;
+  return params;
+}
+
+void Report(const NamedShape& shape, const CodecPages& pages, double copy) {
+  const DecodeBatch batch({.num_sequences = shape.num_sequences,
+                           .history_tokens = shape.history_tokens,
+                           .window_tokens = kWindowTokens,
+                           .geometry = kModel});
+  // A rotation is 16 bits of K's matrix and of V's, in two parts, for each head.
+  const double rotations = 2.0 * 4 * kModel.num_kv_heads * kModel.key_dim * kModel.key_dim;
+  const double bytes = kModel.num_layers * (batch.HistoryBytes() + batch.WindowBytes() + rotations);
+  for (const bool is_settled : {false, true}) {
+    const double ms = GraphMilliseconds([&](cudaStream_t stream) {
+      for (uint32_t layer = 0; layer < kModel.num_layers; ++layer) {
+        SplitDecodeParams attention = batch.Params(layer);
+        attention.history_is_settled = is_settled;
+        CheckStatus(AppendRows(AppendParams(pages, batch, attention, layer), stream));
+        CheckStatus(SplitDecode(attention, stream));
+      }
+    });
+    CheckStatus(TakeSplitDecodeProblem(batch.Params(0), nullptr));
+    std::printf(
+        "{\"op\": \"decode_step\", \"shape\": \"%s, 36 layers\", \"window_tokens\": %u, "
+        "\"overlapped\": %s, \"ms\": %.4f, \"bytes\": %.0f, \"roofline_ms\": %.4f}\n",
+        shape.name, kWindowTokens, is_settled ? "true" : "false", ms, bytes, bytes / copy / 1e6);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace crumb::bench
+
+int main() {
+  if (const auto device = crumb::CurrentGpu(); !device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
+    return 1;
+  }
+  const double copy = crumb::bench::CopyBandwidth();
+  std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", copy);
+  const crumb::bench::CodecPages pages(crumb::bench::kModel, crumb::CodecId::kOscarInt2, 1);
+  for (const auto& shape : crumb::bench::kShapes) {
+    crumb::bench::Report(shape, pages, copy);
+  }
+  return 0;
+}
