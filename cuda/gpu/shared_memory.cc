@@ -46,7 +46,7 @@ bool Find(const char* name, Function* function) {
 }
 
 absl::StatusOr<const Driver*> GetDriver() {
-  static const std::pair<Driver, bool> found = [] {
+  static const std::pair<Driver, bool> kFound = [] {
     Driver d;
     const bool all = Find("cuMemCreate", &d.create) && Find("cuMemRelease", &d.release) &&
                      Find("cuMemExportToShareableHandle", &d.export_handle) &&
@@ -57,11 +57,11 @@ absl::StatusOr<const Driver*> GetDriver() {
                      Find("cuMemGetAllocationGranularity", &d.granularity);
     return std::pair(d, all);
   }();
-  if (!found.second) {
+  if (!kFound.second) {
     return absl::UnavailableError(
         "the NVIDIA driver lacks virtual memory management; use one for CUDA 13");
   }
-  return &found.first;
+  return &kFound.first;
 }
 
 absl::Status DriverStatus(CUresult result, const std::string& what) {
@@ -131,7 +131,7 @@ absl::StatusOr<std::byte*> MapAllocation(const Driver& driver,
     driver.free_address(address, bytes);
     return status;
   }
-  return reinterpret_cast<std::byte*>(address);
+  return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ class MemorySocketServer : public DataPlaneServer {
   // Returns whether the connection goes on.
   bool Serve(int connection);
   // Whether the peer has taken it; one that does not read its replies is not waited for.
-  static bool Send(int connection, const Reply& reply);
+  static bool Send(int connection, const Reply& answer);
   Reply Answer(const MemoryRequest& request, const UniqueFd& received);
   Reply AnswerChunk(const MemoryRequest& request) const;
 

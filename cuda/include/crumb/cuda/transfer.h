@@ -31,7 +31,7 @@ class ScopedGpu {
   const absl::Status& status() const { return status_; }
 
  private:
-  int before_ = -1;
+  [[maybe_unused]] int before_ = -1;  // Not in a build without CUDA.
   absl::Status status_;
 };
 
@@ -102,7 +102,7 @@ class HostRegistration {
 
  private:
   HostRegistration() = default;
-  const std::byte* memory_ = nullptr;
+  [[maybe_unused]] const std::byte* memory_ = nullptr;  // As before_.
 };
 
 // Enqueue on `stream`. From or to memory that is not registered, the call may block until the bytes
