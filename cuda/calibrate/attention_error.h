@@ -28,11 +28,11 @@ struct StoredRows {
   std::vector<float> keys;    // [n, key_dim]
   std::vector<float> values;  // [n, value_dim]
 };
-// `keys` [n, key_dim] and `values` [n, value_dim], n a multiple of kPageTokens. INVALID_ARGUMENT as
-// DemoteHeadBlock: rows that are not finite.
+// `key_rows` [n, key_dim] and `value_rows` [n, value_dim], n a multiple of kPageTokens.
+// INVALID_ARGUMENT as DemoteHeadBlock: rows that are not finite.
 absl::StatusOr<StoredRows> ThroughPages(const HeadParameters& head,
-                                        std::span<const float> keys,
-                                        std::span<const float> values);
+                                        std::span<const float> key_rows,
+                                        std::span<const float> value_rows);
 
 // The attention of one query head: dense rows, scores over sqrt(key_dim), every query sees every
 // key.
