@@ -108,6 +108,11 @@ class FakeCache : public Client {
     }
     return PublishResult{.pages_added = static_cast<uint32_t>(pages_.size())};
   }
+  absl::StatusOr<PublishResult> PublishFromGpu(const GpuPages& /*pages*/,
+                                               std::span<const uint32_t> /*tokens*/,
+                                               const PublishOptions& /*options*/) override {
+    return absl::UnimplementedError("an engine on a CPU has nothing there");
+  }
 
   absl::Status lookup_status;  // Of lookups to come.
   absl::Status prefix_status;  // What their prefixes say when asked whether they are still right.
