@@ -7,13 +7,26 @@
 
 namespace crumb {
 
+namespace {
+
+gpu::LaunchPrefillAttention FormFor(const GpuDevice& device, uint32_t head_dim) {
+  const bool has_warpgroups = device.major == 9;
+  switch (head_dim) {
+    case 64:
+      return has_warpgroups ? gpu::LaunchPrefillWarpgroups64 : gpu::LaunchPrefillAttention64;
+    case 128:
+      return has_warpgroups ? gpu::LaunchPrefillWarpgroups128 : gpu::LaunchPrefillAttention128;
+    default:
+      return gpu::LaunchPrefillAttention256;
+  }
+}
+
+}  // namespace
+
 absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));
-  CRUMB_RETURN_IF_ERROR(CurrentGpu().status());
-  const gpu::LaunchPrefillAttention launch = params.head_dim == 64 ? gpu::LaunchPrefillAttention64
-                                             : params.head_dim == 128
-                                                 ? gpu::LaunchPrefillAttention128
-                                                 : gpu::LaunchPrefillAttention256;
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  const gpu::LaunchPrefillAttention launch = FormFor(device, params.head_dim);
   return gpu::CudaStatus(launch(params, stream), "launching prefill attention");
 }
 

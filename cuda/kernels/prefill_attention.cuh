@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention of a chunk over INT2 pages and BF16 windows, by online softmax (FlashAttention-2, arXiv
-// 2307.08691).
+// 2307.08691). On compute capability 9.0 only head_dim 256 comes here: see prefill_warpgroups.cuh.
 //
 // grid = [groups of 128 rows, KV heads]; a row is a (query token, query head) pair of the KV head,
 // heads fastest, and a warp has 16 of them. A block walks over the pages, 64 tokens a step: while
@@ -257,24 +257,13 @@ class PrefillBlock {
       const size_t row = RowOffset(half);
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {
-        StorePair(row * kDim + 8 * n + 2 * t, (state_.outputs[n][2 * half] + offset) * inverse,
-                  (state_.outputs[n][2 * half + 1] + offset) * inverse);
+        StoreOutputPair(params_, row * kDim + 8 * n + 2 * t,
+                        (state_.outputs[n][2 * half] + offset) * inverse,
+                        (state_.outputs[n][2 * half + 1] + offset) * inverse);
       }
       if (params_.lse != nullptr && t == 0) {
         params_.lse[row] = (state_.max[half] + log2f(sum)) * 0.6931471805599453f;
       }
-    }
-  }
-
-  __device__ __forceinline__ void StorePair(size_t index, float x, float y) {
-    if (params_.out_type == ElementType::kFloat32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(params_.out) + index) = make_float2(x, y);
-    } else if (params_.out_type == ElementType::kFp16) {
-      *reinterpret_cast<__half2*>(static_cast<__half*>(params_.out) + index) =
-          __floats2half2_rn(x, y);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(params_.out) + index) =
-          PackBf16(x, y);
     }
   }
 

@@ -97,4 +97,18 @@ __device__ __forceinline__ void LoadWindowAsync(PrefillTile<kDim>& tile,
   }
 }
 
+// Elements `index` and `index` + 1 of the outputs, in the type asked for.
+__device__ __forceinline__ void StoreOutputPair(const PrefillAttentionParams& params,
+                                                size_t index,
+                                                float x,
+                                                float y) {
+  if (params.out_type == ElementType::kFloat32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(params.out) + index) = make_float2(x, y);
+  } else if (params.out_type == ElementType::kFp16) {
+    *reinterpret_cast<__half2*>(static_cast<__half*>(params.out) + index) = __floats2half2_rn(x, y);
+  } else {
+    *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(params.out) + index) = PackBf16(x, y);
+  }
+}
+
 }  // namespace crumb::gpu

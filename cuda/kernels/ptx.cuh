@@ -110,6 +110,9 @@ __device__ __forceinline__ void BarrierArriveExpect(uint64_t* barrier, uint32_t 
       "r"(bytes)
       : "memory");
 }
+__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
 // Copies contiguous bytes, a multiple of 16 at 16-byte aligned addresses, and counts them at the
 // barrier when they are there.
 __device__ __forceinline__ void BulkCopy(void* target,

@@ -68,6 +68,61 @@ struct Wgmma<64> {
   }
 };
 
+// The same of bf16.
+template <int kColumns>
+struct WgmmaBf16;
+
+template <>
+struct WgmmaBf16<128> {
+  template <int kTransposeB>
+  static __device__ __forceinline__ void Run(float (&d)[64],
+                                             const uint32_t (&a)[4],
+                                             uint64_t b,
+                                             int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+          "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));
+  }
+};
+
+template <>
+struct WgmmaBf16<64> {
+  template <int kTransposeB>
+  static __device__ __forceinline__ void Run(float (&d)[32],
+                                             const uint32_t (&a)[4],
+                                             uint64_t b,
+                                             int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));
+  }
+};
+
 // B in shared memory without swizzle: 8 x 8 cores of 128 contiguous bytes; `k_stride` bytes from a
 // core to the next of 8 more k, `column_stride` to the next of 8 more columns. All multiples of 16.
 __device__ __forceinline__ uint64_t WgmmaDescriptor(const void* b,
@@ -76,6 +131,15 @@ __device__ __forceinline__ uint64_t WgmmaDescriptor(const void* b,
   return static_cast<uint64_t>((SharedAddress(b) & 0x3ffffu) >> 4) |
          (static_cast<uint64_t>(k_stride >> 4) << 16) |
          (static_cast<uint64_t>(column_stride >> 4) << 32);
+}
+
+// B in blocks of 128-byte rows whose chunks of 16 bytes are swizzled: chunk c of row r is at place
+// c ^ (r % 8), eight rows aligned to 1024 bytes. Rows are columns of B, or, transposed, its k: then
+// 64 more columns are 8192 bytes further on. `b` may be moved by 32 bytes in a row, for 16 more k.
+__device__ __forceinline__ uint64_t SwizzledDescriptor(const void* b) {
+  constexpr uint64_t kLayout = uint64_t{1} << 62;
+  constexpr uint64_t kStrides = (uint64_t{1024 >> 4} << 32) | (uint64_t{8192 >> 4} << 16);
+  return static_cast<uint64_t>((SharedAddress(b) & 0x3ffffu) >> 4) | kStrides | kLayout;
 }
 
 // Before the first of a batch of products: registers and shared memory written so far are seen.
@@ -88,6 +152,20 @@ __device__ __forceinline__ void WgmmaCommit() {
 // Until all committed products of this warpgroup are done.
 __device__ __forceinline__ void WgmmaWaitAll() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// Until all but the last kPending batches of this warpgroup are done.
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Moves registers from one warpgroup of a block to others; all warps of the warpgroup call it.
+template <int kCount>
+__device__ __forceinline__ void ShrinkRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void GrowRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 // Keeps the compiler from moving accesses of these registers across a wait.
 template <int kCount>

@@ -15,4 +15,8 @@ int LaunchPrefillAttention64(const PrefillAttentionParams& params, CUstream_st* 
 int LaunchPrefillAttention128(const PrefillAttentionParams& params, CUstream_st* stream);
 int LaunchPrefillAttention256(const PrefillAttentionParams& params, CUstream_st* stream);
 
+// By warpgroup products, for devices of compute capability 9.
+int LaunchPrefillWarpgroups64(const PrefillAttentionParams& params, CUstream_st* stream);
+int LaunchPrefillWarpgroups128(const PrefillAttentionParams& params, CUstream_st* stream);
+
 }  // namespace crumb::gpu

@@ -4,8 +4,8 @@
 // are read in place, the prefix is never written out in BF16. Bound by the tensor cores.
 //
 // Codes 0..3 are exact bf16 operands; scale and minimum of a row stay outside the products, in f32.
-// Queries are rounded to nothing (they are 16 bits already), probabilities to bf16. Results are the
-// same bits from run to run.
+// Queries are not rounded (they are 16 bits already), probabilities are to bf16. Results are the
+// same bits from run to run, but not from one compute capability to another.
 //
 // No allocation, no synchronisation, capturable in a CUDA graph. Thread-safe.
 #pragma once
