@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Prefill attention on the GPU against the twin in double.
+#include "cuda/launch/prefill_attention.h"
+
 #include <cmath>
 #include <cstring>
 
@@ -56,15 +58,32 @@ class DevicePrefill {
   DeviceBuffer<float>& out() { return out_; }
 
   Result Run() {
-    out_.Fill(0xff);
-    lse_.Fill(0xff);
+    Clear();
     const absl::Status status = PrefillAttention(params_, nullptr);
     EXPECT_TRUE(status.ok()) << status;
+    return Take();
+  }
+
+  // By the form of devices before compute capability 9.0, which every device can run.
+  Result RunOlderForm() {
+    Clear();
+    const auto launch = params_.head_dim == 64    ? gpu::LaunchPrefillAttention64
+                        : params_.head_dim == 128 ? gpu::LaunchPrefillAttention128
+                                                  : gpu::LaunchPrefillAttention256;
+    EXPECT_EQ(launch(params_, nullptr), cudaSuccess);
+    return Take();
+  }
+
+ private:
+  void Clear() {
+    out_.Fill(0xff);
+    lse_.Fill(0xff);
+  }
+  Result Take() {
     CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
     return {out_.Download(), lse_.Download()};
   }
 
- private:
   DeviceBuffer<std::byte> int2_;
   DeviceBuffer<BFloat16> windows_;
   DeviceBuffer<BFloat16> queries_;
@@ -75,14 +94,15 @@ class DevicePrefill {
   PrefillAttentionParams params_;
 };
 
-Result Reference(const PrefillScene& scene) {
+Result Reference(const PrefillScene& scene, float sharpness = 1) {
   Result result{std::vector<float>(scene.num_rows() * scene.shape().dim),
                 std::vector<float>(scene.num_rows())};
   const auto history = scene.HistoryTable(scene.int2().data());
   const auto windows = scene.WindowTable(scene.windows().data());
-  const absl::Status status =
-      PrefillAttentionReference(scene.Params(scene.queries().data(), history.data(), windows.data(),
-                                             result.out.data(), result.lse.data()));
+  PrefillAttentionParams params = scene.Params(
+      scene.queries().data(), history.data(), windows.data(), result.out.data(), result.lse.data());
+  params.scale *= sharpness;
+  const absl::Status status = PrefillAttentionReference(params);
   EXPECT_TRUE(status.ok()) << status;
   return result;
 }
@@ -98,6 +118,9 @@ TEST_P(PrefillAttentionGpuTest, IsThePlainSums) {
   EXPECT_LT(WorstError(got.lse, expected.lse), 1e-4);
   const Result again = device.Run();
   EXPECT_EQ(std::memcmp(again.out.data(), got.out.data(), got.out.size() * sizeof(float)), 0);
+  const Result older = device.RunOlderForm();
+  EXPECT_LT(WorstError(older.out, expected.out), kTolerance);
+  EXPECT_LT(WorstError(older.lse, expected.lse), 1e-4);
 }
 
 std::vector<PrefillShape> Shapes() {
@@ -134,6 +157,22 @@ TEST_F(PrefillAttentionLimitsGpuTest, OutputsAreRoundedToTheTypeThatIsAskedFor) 
       ASSERT_EQ(bits, type == ElementType::kBf16 ? BFloat16::FromFloat(floats[i]).bits
                                                  : Float16::FromFloat(floats[i]).bits);
     }
+  }
+}
+
+// Scores of a standard deviation of tens: the largest of a row is often in a later page, far above
+// all before it, and hardly any weight but its own counts.
+TEST_F(PrefillAttentionLimitsGpuTest, MaximaThatRiseLateCount) {
+  constexpr float kSharpness = 16;
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    const PrefillScene scene(
+        {.dim = dim, .history_pages = 9, .window_tokens = 200, .num_queries = 50});
+    const Result expected = Reference(scene, kSharpness);
+    DevicePrefill device(scene);
+    device.params().scale *= kSharpness;
+    const Result got = device.Run();
+    EXPECT_LT(WorstError(got.out, expected.out), kTolerance) << "head_dim " << dim;
+    EXPECT_LT(WorstError(got.lse, expected.lse), 1e-4) << "head_dim " << dim;
   }
 }
 
