@@ -43,8 +43,8 @@ double RelativeError(const Rows& changed, const Rows& exact) {
 absl::StatusOr<StoredRows> ThroughPages(const HeadParameters& head,
                                         std::span<const float> key_rows,
                                         std::span<const float> value_rows) {
-  std::vector<BFloat16> keys(kPageTokens * head.key_dim);
-  std::vector<BFloat16> values(kPageTokens * head.value_dim);
+  std::vector<BFloat16> keys(size_t{kPageTokens} * head.key_dim);
+  std::vector<BFloat16> values(size_t{kPageTokens} * head.value_dim);
   std::vector<std::byte> block(Int2HeadBlock{head.key_dim, head.value_dim}.bytes());
   StoredRows stored;
   for (size_t page = 0; page < key_rows.size() / keys.size(); ++page) {
