@@ -35,7 +35,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ -z "$bin" ]; then
   cmake --preset release -S "$root" >"$work/configure.log"
-  mapfile -t targets < <(ninja -C "$root/build/release" -t targets all | sed -n 's|^\([a-z0-9_]*_gpu_\(test\|bench\)\): phony$|\1|p')
+  mapfile -t targets < <(ninja -C "$root/build/release" -t targets all | grep -oP '^(?!cmake_)\w+_gpu_(test|bench)(?=: phony$)')
   [ ${#targets[@]} -gt 0 ] || { grep 'GPU kernels' "$work/configure.log" >&2; exit 1; }
   ninja -C "$root/build/release" "${targets[@]}" >"$work/build.log" || { tail -50 "$work/build.log" >&2; exit 1; }
   bin=$work/bin

@@ -32,7 +32,7 @@ class SharedScene {
       pages -= shared;
     }
     own_pages_ = DeviceBuffer<uint32_t>(own);
-    params_.batch.history.pages += shared;
+    params_.batch.history = OwnTable(params_.batch, shared);
     params_.batch.history_pages = own_pages_.data();
     const auto bytes = SharedDecodeWorkspaceBytes(params_);
     EXPECT_TRUE(bytes.ok()) << bytes.status();
@@ -52,8 +52,26 @@ class SharedScene {
   }
 
  private:
+  // The batch's table without the first `shared` pages of each sequence.
+  DevicePageTable OwnTable(const SplitDecodeParams& batch, uint32_t shared) {
+    const uint32_t own = batch.history.stride - shared;
+    std::vector<const std::byte*> pages(size_t{batch.num_sequences} * own);
+    if (own > 0) {
+      CRUMB_EXPECT_CUDA(
+          cudaMemcpy2D(pages.data(), own * sizeof(pages[0]), batch.history.pages + shared,
+                       batch.history.stride * sizeof(pages[0]), own * sizeof(pages[0]),
+                       batch.num_sequences, cudaMemcpyDeviceToHost));
+    }
+    own_table_ = DeviceBuffer<const std::byte*>(pages);
+    DevicePageTable table = batch.history;
+    table.pages = own_table_.data();
+    table.stride = own;
+    return table;
+  }
+
   DeviceScene device_;
   DeviceBuffer<uint32_t> prefix_pages_;
+  DeviceBuffer<const std::byte*> own_table_;
   DeviceBuffer<uint32_t> own_pages_;
   DeviceBuffer<std::byte> workspace_;
   SharedDecodeParams params_;

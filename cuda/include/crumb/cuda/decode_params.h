@@ -24,7 +24,7 @@ constexpr size_t ElementBytes(ElementType type) {
 // (layer, first head of the rank), head_stride is Geometry::HeadRangeBytes. So one table serves
 // every layer.
 struct DevicePageTable {
-  const std::byte* const* pages = nullptr;  // [num_sequences, stride]
+  const std::byte* const* pages = nullptr;  // [num_sequences, stride], all of it memory.
   uint32_t stride = 0;                      // Pages a sequence; 0: no pages at all.
   size_t block_offset = 0;
   size_t head_stride = 0;
