@@ -90,19 +90,22 @@ AttachStream::AttachStream(RpcContext& context, AttachStreams& streams)
 
 void AttachStream::OnReadDone(bool ok) {
   bool is_first = false;
+  bool attaches = false;
   {
     absl::MutexLock lock(&mutex_);
     is_first = !std::exchange(opened_, true);
-    if (ok && is_first) {
+    // An engine that died may have ended the stream before its request is seen.
+    attaches = ok && is_first && !finished_;
+    if (attaches) {
       ++holds_;
     }
   }
-  if (!ok) {
+  if (attaches) {
+    Attach();
+  } else if (!ok) {
     End(is_first ? absl::InvalidArgumentError("the stream ended before its AttachRequest")
                  : absl::OkStatus());
-  } else if (is_first) {
-    Attach();
-  } else {
+  } else if (!is_first) {
     End(absl::InvalidArgumentError(
         "a second AttachRequest on one stream: open another stream for another session"));
   }
