@@ -37,8 +37,12 @@ StoreCore::Coverage StoreCore::Cover(const Namespace& ns,
   const Windows& windows = ns.profile.windows;
   coverage.usable = ComputeUsableLength(num_tokens, contents, windows, allow_int2_window);
   coverage.matched_pages = static_cast<uint32_t>(contents.size());
-  coverage.window_first = std::max(
-      ns.sink_pages(), (num_tokens - std::min(num_tokens, windows.recent_tokens)) / kPageTokens);
+  const uint32_t recent_first =
+      (num_tokens - std::min(num_tokens, windows.recent_tokens)) / kPageTokens;
+  uint32_t& first = coverage.window_first = ns.sink_pages();
+  while (first < std::min(recent_first, coverage.matched_pages) && contents[first].has_int2) {
+    ++first;
+  }
   return coverage;
 }
 

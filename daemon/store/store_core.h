@@ -122,7 +122,9 @@ class StoreCore {
     PrefixPosition position;  // Of the whole match by tokens; its pages may be unfinished.
     UsableLength usable;
     uint32_t matched_pages = 0;
-    uint32_t window_first = 0;  // First page beyond the sink that is wanted in BF16.
+    // First page beyond the sink that is wanted in BF16: of the recent window, or before it one
+    // that there are no two-bit rows of.
+    uint32_t window_first = 0;
   };
 
   // session.cc

@@ -183,6 +183,11 @@ void StoreModel::Lookup() {
   ++twin_.pages.at(leased).pins;
   leases_.push_back({found->lease, session.id, session.heads, leased, found->pages,
                      clock_.Now() + absl::Seconds(11), false});
+  for (uint32_t p = 0; p < usable; ++p) {
+    const PageRef& page = found->pages[p];
+    ASSERT_TRUE(page.int2.has_value() || page.bf16.has_value())
+        << prefix << " page " << p << " of " << usable << " is leased without rows";
+  }
   if (!allow) {  // Whatever is in the recent window is there in BF16.
     for (uint32_t p = 0; p < usable; ++p) {
       if ((p + 1 + StoreTwin::kRecent) * kPageTokens > num_tokens) {
