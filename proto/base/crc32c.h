@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of page bytes. With SSE 4.2 three
-// streams run side by side, since one is bound by the instruction's latency of three cycles;
-// without it, a table does.
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of page bytes, by the fastest way that
+// the processor has (crc32c_paths.h).
 #pragma once
 
 #include <cstddef>
@@ -18,8 +17,5 @@ uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed = 0);
 // Copies `source` to `target` and returns its checksum in one pass over memory. Equal lengths; the
 // two must not overlap.
 uint32_t CopyWithCrc32c(std::span<const std::byte> source, std::span<std::byte> target);
-
-// The same by table, for tests and for processors without the instruction.
-uint32_t Crc32cPortable(std::span<const std::byte> bytes, uint32_t seed = 0);
 
 }  // namespace crumb

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "proto/base/crc32c.h"
+#include "proto/base/crc32c_paths.h"
 
 namespace crumb {
 namespace {
@@ -125,7 +125,7 @@ TEST_P(PageImageTest, EachHeadHasTheChecksumOfItsRange) {
   const size_t range = kGeometry.HeadRangeBytes(GetParam());
   for (size_t head = 0; head < 3; ++head) {
     EXPECT_EQ(header_.head_crc32c[head],
-              Crc32cPortable(std::span(image_).subspan(head * range, range)));
+              Crc32cByTable(std::span(image_).subspan(head * range, range)));
   }
   EXPECT_TRUE(VerifyPageImage(kGeometry, header_, 0b111, image_).ok());
 }
