@@ -243,11 +243,11 @@ void UcxLink::OnChunk(const ChunkMessage& chunk, UcxMessage& message) {
     SendCancel(request_id);
     return;
   }
-  message.Receive(*target, [this, pull, chunk](const absl::Status& status) {
+  message.Receive(*target, [this, pull, chunk, bytes = target->size()](const absl::Status& status) {
     if (!status.ok()) {
       pull->Fail(
           absl::UnavailableError(absl::StrCat("pull over UCX broke off: ", status.message())));
-    } else if (pull->Landed(chunk)) {
+    } else if (pull->Landed(chunk, bytes)) {
       verifier_.Add(pull);
     }
     if (!pull->IsOpen()) {

@@ -116,21 +116,24 @@ PullMessage UcxPull::request(uint64_t request_id) const {
 
 absl::StatusOr<std::span<std::byte>> UcxPull::TargetOf(const ChunkMessage& chunk, size_t bytes) {
   // The decoder has checked that the offset is below the message's own total.
-  const bool is_within = chunk.total_bytes == total_bytes();
-  const size_t number = is_within ? plan_.PieceOf(chunk.offset) : 0;
-  const PullPlan::Piece piece = plan_.PieceAt(number);
-  if (!is_within || chunk.offset != piece.offset || bytes != piece.bytes || is_taken_[number]) {
+  const PullPlan::Pieces pieces =
+      chunk.total_bytes == total_bytes() ? plan_.PiecesIn(chunk.offset, bytes) : PullPlan::Pieces{};
+  const auto first = is_taken_.begin() + static_cast<ptrdiff_t>(pieces.begin);
+  const auto last = is_taken_.begin() + static_cast<ptrdiff_t>(pieces.end);
+  if (first == last || std::find(first, last, true) != last) {
     return absl::DataLossError(absl::StrCat(
         "pull: the daemon sent ", bytes, " bytes at ", chunk.offset, " of ", chunk.total_bytes,
-        ", which is no piece of the ", total_bytes(), " bytes asked for, or came twice"));
+        ", which are no pieces of the ", total_bytes(), " bytes asked for, or came twice"));
   }
-  is_taken_[number] = true;
+  std::fill(first, last, true);
   return buffer_.bytes().subspan(chunk.offset, bytes);
 }
 
-bool UcxPull::Landed(const ChunkMessage& chunk) {
+bool UcxPull::Landed(const ChunkMessage& chunk, size_t bytes) {
+  const PullPlan::Pieces pieces = plan_.PiecesIn(chunk.offset, bytes);
   const absl::MutexLock lock(&mutex_);
-  has_landed_[plan_.PieceOf(chunk.offset)] = true;
+  std::fill(has_landed_.begin() + static_cast<ptrdiff_t>(pieces.begin),
+            has_landed_.begin() + static_cast<ptrdiff_t>(pieces.end), true);
   const size_t before = num_landed_;
   while (num_landed_ < has_landed_.size() && has_landed_[num_landed_]) {
     ++num_landed_;

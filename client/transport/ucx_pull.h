@@ -56,11 +56,11 @@ class UcxPull {
   absl::Time deadline() const { return deadline_; }
   size_t total_bytes() const { return plan_.total_bytes(); }
 
-  // The worker's thread. Where a chunk is to land; each is taken once. DATA_LOSS for one that this
-  // pull has no place for.
+  // The worker's thread. Where a chunk of `bytes` bytes is to land; each piece of the plan is taken
+  // once. DATA_LOSS for one that this pull has no place for.
   absl::StatusOr<std::span<std::byte>> TargetOf(const ChunkMessage& chunk, size_t bytes);
   // The chunk's transfer has ended. True when there is something new to verify.
-  bool Landed(const ChunkMessage& chunk);
+  bool Landed(const ChunkMessage& chunk, size_t bytes);
   // No more bytes will come. The first failure stays; none after everything has been verified.
   void Fail(const absl::Status& status);
   // Still waiting for bytes.

@@ -57,7 +57,7 @@ absl::Status PullSender::Add(UcxPeerId peer,
   auto pull =
       // shared: see pulls_.
       std::make_shared<Pull>(Pull{peer, request.preamble.request_id, std::move(plan),
-                                  std::move(guard), std::move(sources), 0});
+                                  std::move(guard), std::move(sources)});
   const absl::MutexLock lock(&mutex_);
   const auto of_peer = std::count_if(pulls_.begin(), pulls_.end(),
                                      [&](const auto& other) { return other->peer == peer; });
@@ -135,31 +135,57 @@ PullSender::Turn PullSender::TakeTurnLocked() {
   pulls_.erase(found);
   ++under_way_[pull->peer];
   ++num_under_way_;
-  Turn turn{pull, pull->plan.PieceAt(pull->next_piece++)};
-  if (pull->next_piece < pull->plan.num_pieces()) {
+  const bool has_gathered = pull->next_gathered < pull->plan.num_gathered_pieces();
+  const bool has_images = pull->next_image < pull->plan.num_pieces();
+  Turn turn;
+  if (has_gathered && (pull->is_gathered_next || !has_images)) {
+    const PullPlan::Piece piece = pull->plan.PieceAt(pull->next_gathered++);
+    turn = {pull, piece.offset, piece.bytes, nullptr};
+  } else {
+    turn = TakeImagesLocked(pull);
+  }
+  pull->is_gathered_next = !pull->is_gathered_next;
+  if (!pull->IsOver()) {
     pulls_.push_back(std::move(pull));
+  }
+  return turn;
+}
+
+// shared: see Turn.
+PullSender::Turn PullSender::TakeImagesLocked(std::shared_ptr<Pull> pull) const {
+  const auto begin_of = [&pull](const PullPlan::Piece& piece) {
+    return pull->sources[piece.entry].image + piece.image_offset;
+  };
+  const PullPlan::Piece first = pull->plan.PieceAt(pull->next_image++);
+  Turn turn{pull, first.offset, first.bytes, begin_of(first)};
+  while (pull->next_image < pull->plan.num_pieces()) {
+    const PullPlan::Piece next = pull->plan.PieceAt(pull->next_image);
+    if (begin_of(next) != turn.images + turn.bytes ||
+        turn.bytes + next.bytes > options_.max_image_bytes) {
+      break;
+    }
+    turn.bytes += next.bytes;
+    ++pull->next_image;
   }
   return turn;
 }
 
 PullSender::Ready PullSender::MakeReady(Turn turn) {
   const Pull& pull = *turn.pull;
-  const PullPlan::Piece& piece = turn.piece;
+  const UcxPeerId peer = pull.peer;
   ChunkMessage message;
   message.preamble = {.op = PullOp::kChunk, .request_id = pull.request_id};
-  message.offset = piece.offset;
+  message.offset = turn.offset;
   message.total_bytes = pull.plan.total_bytes();
-  if (piece.entry != PullPlan::kGathered) {
-    const std::byte* image = pull.sources[piece.entry].image;
-    const UcxPeerId peer = pull.peer;
-    return {peer, message, {image + piece.image_offset, piece.bytes}, std::move(turn.pull)};
+  if (turn.images != nullptr) {
+    return {peer, message, {turn.images, turn.bytes}, std::move(turn.pull)};
   }
   // Chunks are given back before Ended is called, so there is one.
   std::optional<ChunkPool::Chunk> chunk = chunks_.TryTake();
   CRUMB_CHECK(chunk.has_value(), "a chunk for each message under way");
-  const std::span<std::byte> target = chunk->bytes().first(piece.bytes);
-  pull.plan.Gather(pull.sources, piece.offset, target);
-  return {pull.peer, message, target, std::move(*chunk)};
+  const std::span<std::byte> target = chunk->bytes().first(turn.bytes);
+  pull.plan.Gather(pull.sources, turn.offset, target);
+  return {peer, message, target, std::move(*chunk)};
 }
 
 void PullSender::Run() {

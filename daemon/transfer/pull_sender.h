@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Makes messages of the streams of pulls, and hands them over to be sent. What is gathered is
-// copied into chunks on a thread of its own, so that the UCX worker's thread never copies; parts of
-// page images are sent from the arena as they lie. Pulls take turns by the message; a peer has at
+// copied into chunks on a thread of its own, so that the UCX worker's thread never copies; page
+// images are sent from the arena as they lie, those that follow each other there in one message. An
+// image and a gathered chunk go in turns: gathering is slower than receiving, so that the receiver
+// would wait. Pulls take turns by the message; a peer has at
 // most `window` messages under way, and the last quarter of them is only for peers that have none,
 // so that peers that stopped cannot take all.
 //
@@ -42,6 +44,7 @@ class PullSender {
   struct Options {
     size_t num_chunks = 64;
     size_t chunk_bytes = size_t{1} << 20;
+    size_t max_image_bytes = size_t{8} << 20;  // Of a message with more than one piece.
     uint32_t window = 16;
     uint32_t max_pulls_per_peer = 64;
   };
@@ -82,11 +85,21 @@ class PullSender {
     PullPlan plan;
     ReadGuard guard;
     std::vector<PullPlan::Source> sources;  // Into guard.
-    size_t next_piece;                      // Guarded by mutex_.
+    // Guarded by mutex_. Numbers of the pieces that go next; at the end of each kind: none is left.
+    size_t next_gathered = 0;
+    size_t next_image = plan.num_gathered_pieces();
+    bool is_gathered_next = false;
+
+    bool IsOver() const {
+      return next_gathered == plan.num_gathered_pieces() && next_image == plan.num_pieces();
+    }
   };
+  // What goes next of a pull: a message, and where its payload is, or that it is to be gathered.
   struct Turn {
     std::shared_ptr<Pull> pull;
-    PullPlan::Piece piece;
+    size_t offset = 0;  // In the stream.
+    size_t bytes = 0;
+    const std::byte* images = nullptr;  // Null: to be gathered.
   };
 
   PullSender(const Options& options, Send send, ChunkPool chunks);
@@ -95,6 +108,7 @@ class PullSender {
   bool MaySendLocked(UcxPeerId peer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   Ready MakeReady(Turn turn);
   Turn TakeTurnLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Turn TakeImagesLocked(std::shared_ptr<Pull> pull) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Predicate>
   void Drop(Predicate is_dropped);
 

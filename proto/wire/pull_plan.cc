@@ -78,6 +78,19 @@ size_t PullPlan::PieceOf(size_t offset) const {
   return image_pieces_[entry] + ((within + 1) * NumParts(entry) - 1) / image_bytes(entry);
 }
 
+PullPlan::Pieces PullPlan::PiecesIn(size_t offset, size_t bytes) const {
+  if (offset >= total_bytes() || bytes == 0 || bytes > total_bytes() - offset) {
+    return {};
+  }
+  const size_t begin = PieceOf(offset);
+  const size_t end = PieceOf(offset + bytes - 1) + 1;
+  const Piece last = PieceAt(end - 1);
+  const bool is_whole =
+      PieceAt(begin).offset == offset && last.offset + last.bytes == offset + bytes;
+  const bool is_message = end - begin == 1 || begin >= num_gathered_pieces();
+  return is_whole && is_message ? Pieces{begin, end} : Pieces{};
+}
+
 void PullPlan::Gather(std::span<const Source> sources,
                       size_t offset,
                       std::span<std::byte> target) const {

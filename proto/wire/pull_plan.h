@@ -34,8 +34,9 @@ class PullPlan {
     uint32_t ordered_layers = 0;  // 1..num_layers
     uint32_t chunk_bytes = 0;     // At least 1.
   };
-  // A part of the stream that travels as one message. What is gathered is cut into chunk_bytes; an
-  // image into equal parts of about as many, so one of less than 1.5 times that travels whole.
+  // A part of the stream that does not travel in parts. What is gathered is cut into chunk_bytes;
+  // an image into equal parts of about as many, so one of less than 1.5 times that travels whole. A
+  // message is a piece, or several of images that follow each other in the stream.
   struct Piece {
     size_t offset = 0;           // In the stream.
     size_t bytes = 0;            // Never 0.
@@ -70,8 +71,15 @@ class PullPlan {
 
   size_t num_pieces() const { return image_pieces_.back(); }
   Piece PieceAt(size_t number) const;
+  size_t num_gathered_pieces() const { return image_pieces_.front(); }
   // The number of the piece that holds a byte of the stream.
   size_t PieceOf(size_t offset) const;
+  // Those that a message of `bytes` bytes at `offset` would consist of; none when it cannot be one.
+  struct Pieces {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  Pieces PiecesIn(size_t offset, size_t bytes) const;
 
   // What the sender has of each entry: its header, and the image of the heads that travel.
   struct Source {

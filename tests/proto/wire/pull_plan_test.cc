@@ -78,6 +78,31 @@ TEST(PullPlanTest, PiecesOfAnySizeCoverTheStreamOnce) {
   }
 }
 
+TEST(PullPlanTest, AMessageIsAGatheredPieceOrImagesThatFollowEachOther) {
+  const PullPlan plan(kGeometry, kMixed, {1, 4096});
+  for (size_t begin = 0; begin < plan.num_pieces(); ++begin) {
+    const PullPlan::Piece first = plan.PieceAt(begin);
+    size_t bytes = 0;
+    for (size_t end = begin + 1; end <= plan.num_pieces(); ++end) {
+      bytes += plan.PieceAt(end - 1).bytes;
+      const bool is_message = end == begin + 1 || begin >= plan.num_gathered_pieces();
+      const PullPlan::Pieces pieces = plan.PiecesIn(first.offset, bytes);
+      ASSERT_EQ(pieces.begin, is_message ? begin : 0) << end;
+      ASSERT_EQ(pieces.end, is_message ? end : 0) << begin;
+      for (const PullPlan::Pieces none :
+           {plan.PiecesIn(first.offset, bytes - 1), plan.PiecesIn(first.offset, bytes + 1),
+            plan.PiecesIn(first.offset + 1, bytes - 1)}) {
+        ASSERT_EQ(none.begin, none.end) << begin << " to " << end;
+      }
+    }
+  }
+  for (const PullPlan::Pieces none :
+       {plan.PiecesIn(0, 0), plan.PiecesIn(plan.total_bytes(), 1), plan.PiecesIn(SIZE_MAX, 2),
+        plan.PiecesIn(plan.PieceAt(plan.num_pieces() - 1).offset, SIZE_MAX)}) {
+    EXPECT_EQ(none.begin, none.end);
+  }
+}
+
 TEST(PullPlanTest, ReceivedInPiecesOfAnySizeTheBlocksAreTheImages) {
   const Pages pages(kMixed);
   for (const PullPlan::Cut cut :
