@@ -2,15 +2,17 @@
 //
 // Decode over a long cache: split attention over INT2 pages beside the same attention over BF16
 // keys and values, one token of one layer: 32,768 tokens, 32 query heads, 8 KV heads, head_dim 128,
-// one thread and two. Several layers' caches are read in turn, more than any processor's cache
-// holds. Both caches are paged, 64 tokens a page, and pages lie in random order. All times are
-// medians of turns in one run.
+// one thread, two, and so on up to the number of processors or KV heads. Several layers' caches are
+// read in turn, more than any processor's cache holds. Both caches are paged, 64 tokens a page, and
+// pages lie in random order. All times are medians of turns in one run; all threads are always at
+// the same kind of cache, and so share memory as the threads of one engine do.
 //
 // `flat` scores are spread as those of random rows are, so that no token has much of the
 // probability; `peaked` ones give a few tokens most of it, which costs second digits.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -154,8 +156,8 @@ void AttendBf16(Caches& caches, size_t layer, size_t kv_head, CpuPath path) {
   }
 }
 
-// Seconds of the thread's own time for one KV head, one entry a call. One Times a thread; two
-// threads' rates are added, so on a machine with other work their sharing of memory is not certain.
+// Seconds of the thread's own time for one KV head, one entry a call. One Times a thread; the
+// threads' rates are added.
 struct Times {
   std::vector<double> flat;
   std::vector<double> peaked;
@@ -164,20 +166,29 @@ struct Times {
 };
 
 // One thread's rounds: KV heads `thread`, `thread` + num_threads, ...
-void MeasureThread(Caches& caches, size_t thread, size_t num_threads, CpuPath path, Times& times) {
+void MeasureThread(Caches& caches,
+                   size_t thread,
+                   size_t num_threads,
+                   CpuPath path,
+                   std::barrier<>& all,
+                   Times& times) {
+  const auto measure = [&all](std::vector<double>& kind, const std::function<void()>& call) {
+    all.arrive_and_wait();
+    kind.push_back(Seconds(call));
+  };
   for (size_t round = 0; round < kRounds; ++round) {
     for (size_t head = thread; head < kKvHeads; head += num_threads) {
       const size_t layer = round % kInt2Layers;
-      times.flat.push_back(Seconds([&] { AttendInt2(caches, caches.queries, layer, head, path); }));
-      times.bf16.push_back(Seconds([&] { AttendBf16(caches, round % kBf16Layers, head, path); }));
-      times.peaked.push_back(Seconds([&] {
+      measure(times.flat, [&] { AttendInt2(caches, caches.queries, layer, head, path); });
+      measure(times.bf16, [&] { AttendBf16(caches, round % kBf16Layers, head, path); });
+      measure(times.peaked, [&] {
         AttendInt2(caches, caches.peaked_queries, (layer + 4) % kInt2Layers, head, path);
-      }));
+      });
       // As many bytes as the head's INT2 pages, from one place in memory to another.
       const size_t part = (layer * kKvHeads + head) * kBytesOfHead;
-      times.copy.push_back(Seconds([&] {
+      measure(times.copy, [&] {
         std::memcpy(caches.copy.data() + part, caches.int2.data() + part, kBytesOfHead);
-      }));
+      });
     }
   }
 }
@@ -193,12 +204,13 @@ double MedianOf(const std::vector<Times>& threads, std::vector<double> Times::*k
 
 void Measure(Caches& caches, CpuPath path, size_t num_threads) {
   std::vector<Times> times(num_threads);
+  std::barrier<> all(static_cast<ptrdiff_t>(num_threads));
   std::vector<std::thread> threads;
   for (size_t thread = 1; thread < num_threads; ++thread) {
     threads.emplace_back(
-        [&, thread] { MeasureThread(caches, thread, num_threads, path, times[thread]); });
+        [&, thread] { MeasureThread(caches, thread, num_threads, path, all, times[thread]); });
   }
-  MeasureThread(caches, 0, num_threads, path, times[0]);
+  MeasureThread(caches, 0, num_threads, path, all, times[0]);
   for (std::thread& thread : threads) {
     thread.join();
   }
@@ -231,8 +243,11 @@ void Measure(Caches& caches, CpuPath path, size_t num_threads) {
 int main(int argc, char** argv) {
   using crumb::CpuPath;
   crumb::bench::Caches caches = crumb::bench::MakeCaches();
+  // Powers of two, so that all threads have as many KV heads.
+  const size_t most_threads =
+      std::clamp<size_t>(std::thread::hardware_concurrency(), 1, crumb::bench::kKvHeads);
   for (const CpuPath path : {CpuPath::kAvx512, CpuPath::kAvx2}) {
-    for (const size_t num_threads : {size_t{1}, size_t{2}}) {
+    for (size_t num_threads = 1; num_threads <= most_threads; num_threads *= 2) {
       if (crumb::CpuPathAvailable(path)) {
         crumb::bench::Measure(caches, path, num_threads);
       }
