@@ -92,9 +92,8 @@ absl::StatusOr<std::unique_ptr<GpuUpload>> Prefix::UploadToGpu(const GpuUploadOp
   CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<PageUpload> pages,
                          PageUpload::Start({.geometry = session_->info().profile->geometry(),
                                             .heads = session_->info().heads,
-                                            .num_pages = num_pages_,
-                                            .gpu = gpu_},
-                                           options, source_.get()));
+                                            .num_pages = num_pages_},
+                                           gpu_, options, source_.get()));
   return std::make_unique<PrefixUpload>(this, std::move(pages));
 }
 

@@ -40,6 +40,7 @@ class GpuSource : public PageSource {
                              uint32_t kv_head) const override {
     return rest_->HeadBlock(page, encoding, layer, kv_head);
   }
+  uint32_t first_image_layer() const override { return rest_->first_image_layer(); }
   absl::Status RegisterWithGpu() override { return rest_->RegisterWithGpu(); }
   absl::Status WaitForLayer(uint32_t layer) override { return rest_->WaitForLayer(layer); }
   absl::Status Validate() override;

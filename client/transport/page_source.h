@@ -86,6 +86,10 @@ class PageSource {
                                      PageEncoding encoding,
                                      uint32_t layer,
                                      uint32_t kv_head) const = 0;
+  // From this layer on, a head's blocks follow each other by layer, and heads' ranges at a distance
+  // of Geometry::HeadRangeBytes, as in an image. In each layer before it, the blocks of a page's
+  // heads follow each other.
+  virtual uint32_t first_image_layer() const { return 0; }
   // The image of a page in a GPU's memory, read in place: [kv_head][layer] of the model, as
   // Geometry::HeadBlockOffset has it. Null where it is not there; HeadBlock is null where it is.
   virtual const std::byte* GpuPage(PageIdx /*page*/, PageEncoding /*encoding*/) const {

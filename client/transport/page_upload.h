@@ -11,25 +11,19 @@
 #include "absl/status/statusor.h"
 
 #include "client/transport/page_source.h"
+#include "client/transport/upload_plan.h"
 #include "crumb/cuda/transfer.h"
 #include "crumb/gpu_upload.h"
-#include "proto/page/geometry.h"
 
 namespace crumb {
 
 // Thread-compatible.
 class PageUpload : public GpuUpload {
  public:
-  struct Shape {
-    Geometry geometry;
-    HeadRange heads;  // Of the rank; count is not 0.
-    uint32_t num_pages = 0;
-    int gpu = 0;
-  };
-
-  // Enqueues all copies. `source` outlives this. RESOURCE_EXHAUSTED: the device has no memory for
-  // the pages, with the bytes. INVALID_ARGUMENT: no layers in a group.
-  static absl::StatusOr<std::unique_ptr<PageUpload>> Start(const Shape& shape,
+  // Enqueues all copies to `gpu`. `source` outlives this, and has all bytes. RESOURCE_EXHAUSTED:
+  // the device has no memory for the pages, with the bytes. INVALID_ARGUMENT: no layers in a group.
+  static absl::StatusOr<std::unique_ptr<PageUpload>> Start(const UploadShape& shape,
+                                                           int gpu,
                                                            const GpuUploadOptions& options,
                                                            PageSource* source);
   ~PageUpload() override;
@@ -44,41 +38,20 @@ class PageUpload : public GpuUpload {
   absl::Status Validate() override;
 
  private:
-  // Head ranges that follow each other with one stride, here and there.
-  struct Run {
-    PageEncoding encoding = PageEncoding::kInt2;
-    const std::byte* source = nullptr;  // Of the first range.
-    std::byte* target = nullptr;
-    size_t num_ranges = 0;
-  };
-  struct Addresses {
-    const std::byte* int2 = nullptr;
-    const std::byte* bf16 = nullptr;
-  };
-
-  PageUpload(const Shape& shape, const GpuUploadOptions& options, PageSource* source)
+  PageUpload(const UploadShape& shape, const GpuUploadOptions& options, PageSource* source)
       : shape_(shape), options_(options), source_(source) {}
 
-  absl::Status Allocate();
-  void Place();
-  void PlacePage(PageIdx page, PageEncoding encoding, std::byte** next);
-  absl::Status EnqueueLayers();
-  const std::byte* HostRanges(PageIdx page, PageEncoding encoding) const {
-    return source_->HeadBlock(page, encoding, 0, shape_.heads.first);
-  }
-  size_t RangeBytes(PageEncoding encoding) const {
-    return shape_.geometry.HeadRangeBytes(encoding);
-  }
+  absl::Status Allocate(size_t bytes, int gpu);
+  absl::Status EnqueueLayers(const UploadPlan& plan);
 
-  const Shape shape_;
+  const UploadShape shape_;
   const GpuUploadOptions options_;
   PageSource* const source_;
   absl::Status registration_;
   std::unique_ptr<OwnGpuStream> stream_;
   std::unique_ptr<OwnGpuMemory> memory_;               // Null: all pages are in place.
   std::vector<std::unique_ptr<OwnGpuEvent>> arrived_;  // Of each group of layers.
-  std::vector<Run> runs_;
-  std::vector<Addresses> pages_;
+  std::vector<UploadPlan::Addresses> pages_;
 };
 
 }  // namespace crumb

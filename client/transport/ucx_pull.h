@@ -69,7 +69,8 @@ class UcxPull {
   // The verifier's thread. Verifies what has landed since the last call.
   void Verify();
 
-  // See PageSource.
+  // See PageSource; its first_image_layer is this.
+  uint32_t ordered_layers() const { return plan_.cut().ordered_layers; }
   const std::byte* HeadBlock(PageIdx page,
                              PageEncoding encoding,
                              uint32_t layer,

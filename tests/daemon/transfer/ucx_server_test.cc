@@ -23,6 +23,7 @@
 
 #include "proto/base/crc32c.h"
 #include "tests/daemon/transfer/ucx_server_fixture.h"
+#include "tests/support/host_upload.h"
 
 namespace crumb::testing {
 namespace {
@@ -41,6 +42,23 @@ TEST_P(UcxServerTest, HoweverTheStreamIsLaidOutTheBlocksAreThePublishedOnes) {
       const absl::Status status = Pull(prefix, &wrong);
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_EQ(wrong, 0u) << ordered_layers << " layers in order, messages of " << chunk_bytes;
+    }
+  }
+}
+
+TEST_P(UcxServerTest, HoweverAPullIsLaidOutItsUploadIsPageImages) {
+  Start();
+  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
+  const UploadShape shape{.geometry = kGeometry, .heads = session_.heads, .num_pages = kPages};
+  for (const uint32_t ordered_layers : {0u, 1u, 3u, kGeometry.num_layers}) {
+    options_.ordered_layers = ordered_layers;
+    const auto transport = Connect(session_);
+    const auto source = *transport->Open(prefix, Soon());
+    ASSERT_TRUE(source->Validate().ok()) << source->Validate();
+    for (const uint32_t layers_per_group : {1u, 2u, 100u}) {
+      const HostUpload upload(shape, *source, layers_per_group);
+      EXPECT_EQ(CountWrongBlocks(upload, session_, prefix, 1), 0u)
+          << ordered_layers << " layers in order, " << layers_per_group << " a group";
     }
   }
 }
