@@ -252,7 +252,8 @@ class DemoteBlock {
     if (*bad_token_ < int{kPageTokens}) {
       if (threadIdx.x == 0) {
         // The finding is the largest of complements: zero is none, and the first position wins.
-        atomicMax(reinterpret_cast<unsigned long long*>(params_.finding),
+        uint64_t* finding = params_.finding + (params_.has_finding_per_page ? unit.page : 0);
+        atomicMax(reinterpret_cast<unsigned long long*>(finding),
                   static_cast<unsigned long long>(~unit.PositionOf(params_, *bad_token_)));
       }
       return;
