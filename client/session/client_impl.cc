@@ -171,7 +171,7 @@ absl::Status ClientImpl::RunSession() {
     state_.data_plane = session->planes().in_use;
     state_.data_plane_note = session->planes().note;
     state_.reads_gpu_pages = session->info().gpu >= 0 && session->planes().map != nullptr;
-    state_.gpu_note = session->info().gpu_note;
+    state_.gpu_note = GpuNote(*session);
     state_.draining = draining;
     state_.last_error = absl::OkStatus();
   }
@@ -180,6 +180,15 @@ absl::Status ClientImpl::RunSession() {
     absl::MutexLock lock(&mutex_);
     state_.draining = true;
   }
+}
+
+std::string ClientImpl::GpuNote(const Session& session) const {
+  if (options_.gpu < 0 || session.planes().map != nullptr) {
+    return session.info().gpu_note;
+  }
+  return absl::StrCat("pages come over UCX, which is not asked for device memory: they land in ",
+                      "page-locked host memory, and UploadToGpu copies them on to GPU ",
+                      options_.gpu);
 }
 
 absl::StatusOr<DataPlanes> ClientImpl::OpenDataPlanes(const SessionInfo& info) {

@@ -52,6 +52,8 @@ class ClientImpl : public Client {
   // One session from its attempt to its end. Returns why it ended, or did not begin.
   absl::Status RunSession();
   absl::StatusOr<DataPlanes> OpenDataPlanes(const SessionInfo& info);
+  // Why lookups find no pages in the memory of ClientOptions::gpu; empty where they do.
+  std::string GpuNote(const Session& session) const;
   // Waits with back-off, or until the client ends.
   void Pause(absl::Duration backoff);
 

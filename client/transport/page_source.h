@@ -98,7 +98,7 @@ class PageSource {
   // Has the current GPU read by itself what HeadBlock points to. Otherwise says why it does not;
   // copies work either way.
   virtual absl::Status RegisterWithGpu() {
-    return absl::UnimplementedError("pages that were pulled are not registered with a GPU");
+    return absl::UnimplementedError("this source's memory is not registered with a GPU");
   }
   // Blocks until the bytes of layers [0, layer] are in place, at the longest until the pull's
   // deadline. DATA_LOSS, UNAVAILABLE or DEADLINE_EXCEEDED when they will not be; then for ever.

@@ -121,23 +121,23 @@ struct BufferPool::Core {
 
   const size_t max_kept_bytes;
   absl::Mutex mutex;
-  std::vector<AnonymousMemory> kept ABSL_GUARDED_BY(mutex);
+  std::vector<Kept> kept ABSL_GUARDED_BY(mutex);
   size_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;
 };
 
-BufferPool::Buffer::Buffer(std::weak_ptr<Core> core, AnonymousMemory memory)
-    : core_(std::move(core)), memory_(std::move(memory)) {}
+BufferPool::Buffer::Buffer(std::weak_ptr<Core> core, Kept kept)
+    : core_(std::move(core)), kept_(std::move(kept)) {}
 
 BufferPool::Buffer::~Buffer() {
-  const size_t bytes = memory_.bytes().size();
+  const size_t size = bytes().size();
   const std::shared_ptr<Core> core = core_.lock();
-  if (core == nullptr || bytes == 0) {
+  if (core == nullptr || size == 0) {
     return;
   }
   const absl::MutexLock lock(&core->mutex);
-  if (core->kept_bytes + bytes <= core->max_kept_bytes) {
-    core->kept_bytes += bytes;
-    core->kept.push_back(std::move(memory_));
+  if (core->kept_bytes + size <= core->max_kept_bytes) {
+    core->kept_bytes += size;
+    core->kept.push_back(std::move(kept_));
   }
 }
 
@@ -148,22 +148,22 @@ absl::StatusOr<BufferPool::Buffer> BufferPool::Take(size_t bytes) {
     const absl::MutexLock lock(&core_->mutex);
     // The smallest that is large enough, unless most of it would lie idle.
     auto best = core_->kept.end();
-    for (auto memory = core_->kept.begin(); memory != core_->kept.end(); ++memory) {
-      const size_t size = memory->bytes().size();
+    for (auto kept = core_->kept.begin(); kept != core_->kept.end(); ++kept) {
+      const size_t size = kept->memory.bytes().size();
       if (size >= bytes && size / 2 <= bytes &&
-          (best == core_->kept.end() || size < best->bytes().size())) {
-        best = memory;
+          (best == core_->kept.end() || size < best->memory.bytes().size())) {
+        best = kept;
       }
     }
     if (best != core_->kept.end()) {
-      AnonymousMemory memory = std::move(*best);
+      Kept kept = std::move(*best);
       core_->kept.erase(best);
-      core_->kept_bytes -= memory.bytes().size();
-      return Buffer(core_, std::move(memory));
+      core_->kept_bytes -= kept.memory.bytes().size();
+      return Buffer(core_, std::move(kept));
     }
   }
   CRUMB_ASSIGN_OR_RETURN(AnonymousMemory memory, AnonymousMemory::Map(bytes));
-  return Buffer(core_, std::move(memory));
+  return Buffer(core_, {std::move(memory), nullptr});
 }
 
 }  // namespace crumb

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -84,6 +85,20 @@ class BufferPool {
   struct Core;
 
  public:
+  // Stays with a buffer's memory from taker to taker, until that goes back to the system: what a
+  // device knows of it, for instance.
+  class Companion {
+   public:
+    virtual ~Companion() = default;
+  };
+
+ private:
+  struct Kept {
+    AnonymousMemory memory;
+    std::unique_ptr<Companion> companion;  // Goes first.
+  };
+
+ public:
   class Buffer {
    public:
     Buffer(Buffer&& other) noexcept = default;
@@ -92,13 +107,18 @@ class BufferPool {
     Buffer& operator=(const Buffer&) = delete;
     ~Buffer();
     // At least as many as asked for.
-    std::span<std::byte> bytes() const { return memory_.bytes(); }
+    std::span<std::byte> bytes() const { return kept_.memory.bytes(); }
+    // Null: none yet.
+    const Companion* companion() const { return kept_.companion.get(); }
+    void SetCompanion(std::unique_ptr<Companion> companion) {
+      kept_.companion = std::move(companion);
+    }
 
    private:
     friend class BufferPool;
-    Buffer(std::weak_ptr<Core> core, AnonymousMemory memory);
+    Buffer(std::weak_ptr<Core> core, Kept kept);
     std::weak_ptr<Core> core_;
-    AnonymousMemory memory_;
+    Kept kept_;
   };
 
   // Keeps at most `max_kept_bytes` that no one uses.

@@ -71,6 +71,8 @@ class UcxPull {
 
   // See PageSource; its first_image_layer is this.
   uint32_t ordered_layers() const { return plan_.cut().ordered_layers; }
+  // Of the memory that the bytes land in, which later pulls land in too.
+  absl::Status RegisterWithGpu();
   const std::byte* HeadBlock(PageIdx page,
                              PageEncoding encoding,
                              uint32_t layer,
@@ -112,7 +114,8 @@ class UcxPull {
   const PullPlan plan_;
   std::vector<uint32_t> int2_entries_;  // Entry of each page, or kNoEntry.
   std::vector<uint32_t> bf16_entries_;
-  const BufferPool::Buffer buffer_;
+  BufferPool::Buffer buffer_;  // Its companion is guarded by registering_.
+  absl::Mutex registering_;
 
   // Confined to the worker's thread.
   std::vector<bool> is_taken_;  // One a piece.

@@ -25,6 +25,7 @@ class UcxSource final : public PageSource {
     return pull_->HeadBlock(page, encoding, layer, kv_head);
   }
   uint32_t first_image_layer() const override { return pull_->ordered_layers(); }
+  absl::Status RegisterWithGpu() override { return pull_->RegisterWithGpu(); }
   absl::Status WaitForLayer(uint32_t layer) override { return pull_->WaitForLayer(layer); }
   absl::Status Validate() override { return pull_->Validate(); }
   size_t copied_bytes() const override { return pull_->landed_bytes(); }

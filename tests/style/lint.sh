@@ -17,14 +17,25 @@ if [ $# -gt 0 ]; then
 else
   mapfile -t files < <(git ls-files -co --exclude-standard -- 'proto/*.cc' 'cuda/*.cc' 'client/*.cc' 'daemon/*.cc')
 fi
-# With CUDA's compiler or without, some of these are not part of the build, and the Python package never is.
-in_build() { case $1 in cuda/gpu/* | client/python/*) grep -q "/$1\"" "$build/compile_commands.json" ;; esac; }
-mapfile -t files < <(for file in "${files[@]}"; do in_build "$file" && echo "$file"; done)
+# The Python package is a build of its own (make python); without CUDA's compiler some files are part of none.
+python=$(find build/python -maxdepth 2 -name compile_commands.json -printf '%h\n' -quit 2>/dev/null || true)
+database() { case $1 in client/python/*) echo "$python" ;; *) echo "$build" ;; esac; }
+in_build() {
+  case $1 in
+    cuda/gpu/* | client/python/*)
+      local of
+      of=$(database "$1")
+      [ -n "$of" ] && grep -q "/$1\"" "$of/compile_commands.json"
+      ;;
+  esac
+}
+[ -n "$python" ] || echo "client/python/src is left out: make python makes its compile commands"
+mapfile -t files < <(for file in "${files[@]}"; do in_build "$file" && echo "$(database "$file") $file"; done)
 echo "clang-tidy: ${#files[@]} files, $(nproc) at a time"
 total=${#files[@]}
 count=0
 printf '%s\n' "${files[@]}" |
-  xargs -P "$(nproc)" -I{} sh -c 'clang-tidy --quiet -p "$1" "$2" 2>/dev/null && echo "ok $2" || { echo "FAILED $2"; exit 1; }' _ "$build" {} |
+  xargs -P "$(nproc)" -L 1 sh -c 'clang-tidy --quiet -p "$1" "$2" 2>/dev/null && echo "ok $2" || { echo "FAILED $2"; exit 1; }' _ |
   while IFS= read -r line; do
     case "$line" in
       "ok "*) count=$((count + 1)); [ -t 1 ] && printf '\r[%d/%d] %-70s' "$count" "$total" "${line#ok }" || true ;;

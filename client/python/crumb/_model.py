@@ -41,8 +41,31 @@ class Call:
         g = self.queries.shape[1] // self.keys.shape[1]
         k = (self.keys if keys is None else keys).repeat_interleave(g, 1)
         v = (self.values if values is None else values).repeat_interleave(g, 1)
+        tokens = self.queries.shape[2]
+        if 0 < self.window < tokens // 2:
+            return self._in_blocks(k, v)
         return torch.nn.functional.scaled_dot_product_attention(
             self.queries, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=self.scale)
+
+    def _in_blocks(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The same under a sliding window, a block of queries with the keys of their windows at a time."""
+        step = max(64, self.window // 2)
+        out = []
+        for first in range(0, self.queries.shape[2], step):
+            q = self.queries[:, :, first:first + step]
+            last = first + q.shape[2]
+            seen = max(0, first - self.window + 1)
+            mask = _visible(range(first, last), range(seen, last), self.window, q.device)
+            out.append(torch.nn.functional.scaled_dot_product_attention(
+                q, keys[:, :, seen:last], values[:, :, seen:last], attn_mask=mask, scale=self.scale))
+        return torch.cat(out, 2)
+
+
+def _visible(queries: range, keys: range, window: int, device: torch.device) -> torch.Tensor:
+    """bool [queries, keys]: whether the query at a position sees the key at another; window 0 is none."""
+    i = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    j = torch.arange(keys.start, keys.stop, device=device)[None]
+    return (j <= i) & (j > i - window) if window else j <= i
 
 
 # Gives attention's output, [1, heads, tokens, dim].
@@ -124,6 +147,7 @@ class Model:
         self.device = device
         self.name = self._own_name(where)
         self._tokenizer_from = (str(folder), arguments)
+        self._checked: set[tuple[int, int]] = set()  # (layer, tokens) whose mask is what its window says.
         self.vocabulary: int = self.model.get_input_embeddings().weight.shape[0]
         self.attention_of = self._probe()
 
@@ -141,14 +165,20 @@ class Model:
 
     @contextlib.contextmanager
     def attention(self, handler: Handler) -> Iterator[None]:
-        """Within, every attention layer of the model is `handler`'s."""
+        """Within, every attention layer of the model is `handler`'s.
+
+        Calls raise ValueError where a layer's mask is neither causal nor the sliding window that it says it has.
+        """
         places = {layer: i for i, layer in enumerate(self.attention_of.layers)}
 
         def call(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
                  scale: float | None, arguments: dict[str, Any]) -> torch.Tensor:
             place = places[module.layer_idx]
-            return handler(Call(place, module, q, k, v, mask, scale or q.shape[-1] ** -0.5,
-                                self.attention_of.windows[place], arguments))
+            one = Call(place, module, q, k, v, mask, scale or q.shape[-1] ** -0.5, self.attention_of.windows[place], arguments)
+            if (place, q.shape[2]) not in self._checked:  # A mask is as large as the text squared.
+                _check_mask(one)
+                self._checked.add((place, q.shape[2]))
+            return handler(one)
         _current.append(call)
         try:
             yield
@@ -227,16 +257,12 @@ class Model:
         return Attention(tuple(layers), tuple(calls[i].window for i in layers), *first)
 
 
-def check_mask(call: Call) -> None:
+def _check_mask(call: Call) -> None:
     """ValueError unless the mask is what `call.window` says: causal, and within the window if there is one."""
     tokens = call.queries.shape[2]
     if call.mask is None and (call.window == 0 or tokens <= call.window):
         return
-    i = torch.arange(tokens)[:, None]
-    j = torch.arange(tokens)[None]
-    expected = j <= i
-    if call.window:
-        expected &= j > i - call.window
+    expected = _visible(range(tokens), range(tokens), call.window, torch.device("cpu"))
     seen = None if call.mask is None else call.mask.cpu()
     if seen is not None and seen.dtype != torch.bool:
         seen = seen > -math.inf if seen.dtype.is_floating_point and seen.min() == -math.inf else seen >= 0

@@ -10,11 +10,15 @@ identity is the file's SHA-256. Profiles are immutable.
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from crumb import _native
 from crumb._native import Profile, Statistics
 
-__all__ = ["Profile", "Statistics", "check", "fit", "load", "load_statistics", "parse"]
+__all__ = ["Codec", "Profile", "Rotation", "Statistics", "check", "fit", "load", "load_statistics", "parse"]
+
+Codec = Literal["oscar-int2", "oscar-int2-aware", "oscar-int2-tilted"]
+Rotation = Literal["head", "layer", "hadamard"]
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
@@ -39,17 +43,39 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     return Statistics.load(os.fspath(path))
 
 
-def fit(statistics: Statistics, *, codec: str = "oscar-int2-tilted", rotation: str = "head",
-        sink_tokens: int = 64, recent_tokens: int = 256) -> tuple[Profile, list[str]]:
+def fit(statistics: Statistics, *, codec: Codec = "oscar-int2-tilted", rotation: Rotation = "head",
+        key_rotation: Rotation | None = None, value_rotation: Rotation | None = None, sink_tokens: int = 64,
+        recent_tokens: int = 256, key_clip: float = 0.96, value_clip: float = 0.92, shift_keys: bool = True,
+        damping: float = 0.01, choose: bool = True, key_margin: float = 0.5, value_margin: float = 0.1,
+        threads: int = 0) -> tuple[Profile, list[str]]:
     """Fit a profile to a model's statistics; also gives what makes the fit doubtful, in words.
 
     codec: "oscar-int2" (as published), "oscar-int2-aware" or "oscar-int2-tilted".
-    rotation: one a "head", one a "layer" (not under "oscar-int2-tilted"), or the "hadamard" matrix alone.
+    rotation: one a "head", one a "layer" (for keys not under "oscar-int2-tilted"), or the "hadamard" matrix alone.
+    key_rotation, value_rotation: that of keys or of values, where they differ.
+    sink_tokens, recent_tokens: how many of the first and of the last tokens stay in bfloat16.
+    key_clip, value_clip: the share of a row's channels that its range must hold; 0 turns clipping off. Keys are
+        clipped under "oscar-int2" alone; the others search each row's range.
+    shift_keys: subtract each head's mean key; not under "oscar-int2".
+    damping: added to the diagonal of the metric, in units of its mean: how far a few thousand tokens are believed.
+    choose: under "oscar-int2-tilted", give a head another recipe where attention on the statistics' rows loses less
+        by it, on both halves of the rows and by these shares: key_margin, value_margin.
+    threads: how many fit; 0 is one a processor.
 
-    The program `crumb-calibrate fit` does the same and has more options. ValueError: a head_dim that is not
-    a power of two, or an option out of range.
+    The same profile, byte for byte, as `crumb-calibrate fit` makes of the same statistics and options. ValueError: a
+    head_dim that is not a power of two, or an option out of range.
     """
-    profile, warnings = _native.fit_profile(statistics, codec, rotation, sink_tokens, recent_tokens)
+    options = _native.FitOptions()
+    options.set_codec(codec)
+    options.set_key_rotation(key_rotation or rotation)
+    options.set_value_rotation(value_rotation or rotation)
+    options.set_sink_tokens(sink_tokens)
+    options.set_recent_tokens(recent_tokens)
+    options.key_clip, options.value_clip = key_clip, value_clip
+    options.shift_keys, options.damping = shift_keys, damping
+    options.choose, options.key_margin, options.value_margin = choose, key_margin, value_margin
+    options.threads = threads
+    profile, warnings = _native.fit_profile(statistics, options)
     return profile, list(warnings)
 
 
@@ -61,4 +87,3 @@ def check(profile: Profile, *, num_layers: int, num_kv_heads: int, key_dim: int,
     if differ:
         raise ValueError(f"the profile (of '{profile.model}', {profile.id[:8]}) is not of this model: "
                          + ", ".join(differ))
-

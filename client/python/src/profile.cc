@@ -65,20 +65,46 @@ CodecId CodecNamed(const std::string& name) {
   return *codec;
 }
 
+// options.rotation = "head" in Python, of keys or of values.
+template <RotationKind FitOptions::*kRotation>
+void SetRotation(FitOptions& options, const std::string& name) {
+  options.*kRotation = RotationFromName(name);
+}
+
+template <uint32_t Windows::*kWindow>
+void SetWindow(FitOptions& options, uint32_t tokens) {
+  options.windows.*kWindow = tokens;
+}
+
 std::pair<PyProfile, std::vector<std::string>> Fit(const Statistics& statistics,
-                                                   const std::string& codec,
-                                                   const std::string& rotation,
-                                                   uint32_t sink_tokens,
-                                                   uint32_t recent_tokens) {
-  const FitOptions options = {
-      .codec = CodecNamed(codec),
-      .key_rotation = RotationFromName(rotation),
-      .value_rotation = RotationFromName(rotation),
-      .windows = {.sink_tokens = sink_tokens, .recent_tokens = recent_tokens}};
+                                                   const FitOptions& options) {
   const nb::gil_scoped_release unlocked;
   FittedProfile fitted = ValueOrThrow(FitProfile(statistics, options));
   PyProfile profile{ValueOrThrow(Profile::Parse(ValueOrThrow(Profile::Serialize(fitted.parts))))};
   return std::make_pair(std::move(profile), std::move(fitted.warnings));
+}
+
+// What `crumb.profile.fit` takes by name; made there, so nobody reads it back.
+void DefineFit(nb::module_& module) {
+  nb::class_<FitOptions>(module, "FitOptions", "See crumb.profile.fit.")
+      .def(nb::init<>())
+      .def(
+          "set_codec",
+          [](FitOptions& self, const std::string& name) { self.codec = CodecNamed(name); },
+          nb::arg("name"))
+      .def("set_key_rotation", &SetRotation<&FitOptions::key_rotation>, nb::arg("name"))
+      .def("set_value_rotation", &SetRotation<&FitOptions::value_rotation>, nb::arg("name"))
+      .def("set_sink_tokens", &SetWindow<&Windows::sink_tokens>, nb::arg("tokens"))
+      .def("set_recent_tokens", &SetWindow<&Windows::recent_tokens>, nb::arg("tokens"))
+      .def_rw("key_clip", &FitOptions::key_clip)
+      .def_rw("value_clip", &FitOptions::value_clip)
+      .def_rw("shift_keys", &FitOptions::shift_keys)
+      .def_rw("damping", &FitOptions::damping)
+      .def_rw("choose", &FitOptions::choose)
+      .def_rw("key_margin", &FitOptions::key_choice_margin)
+      .def_rw("value_margin", &FitOptions::value_choice_margin)
+      .def_rw("threads", &FitOptions::num_threads);
+  module.def("fit_profile", &Fit, nb::arg("statistics"), nb::arg("options"));
 }
 
 PyProfile Load(const std::filesystem::path& path) {
@@ -145,8 +171,7 @@ void DefineProfile(nb::module_& module) {
           "block_bytes",
           [](const PyProfile& self) { return self.profile->geometry().Int2Block().bytes(); },
           "Bytes of one page of one layer and KV head, K and V, at two bits.");
-  module.def("fit_profile", &Fit, nb::arg("statistics"), nb::arg("codec"), nb::arg("rotation"),
-             nb::arg("sink_tokens"), nb::arg("recent_tokens"));
+  DefineFit(module);
   module.attr("PAGE_TOKENS") = kPageTokens;
 }
 

@@ -37,8 +37,33 @@ std::string Loss(const ReportFigures& figures) {
   return absl::StrCat(text, ".");
 }
 
+// The head that makes most of the difference between two recipes, and whether either keeps its
+// scores at all.
+std::string WorstExample(const ReportFigures& figures,
+                         const RecipeFigures& worse,
+                         const RecipeFigures& better) {
+  size_t worst = 0;
+  const auto loss = [&](size_t block) {
+    return worse.heads[block].output - better.heads[block].output;
+  };
+  for (size_t block = 1; block < worse.heads.size(); ++block) {
+    worst = loss(block) > loss(worst) ? block : worst;
+  }
+  const double scores = std::min(worse.heads[worst].scores, better.heads[worst].scores);
+  return absl::StrCat(
+      ", most of it in layer ", worst / figures.geometry.num_kv_heads, " head ",
+      worst % figures.geometry.num_kv_heads, " (", Percent(worse.heads[worst].output), " against ",
+      Percent(better.heads[worst].output), ")",
+      scores > 1 ? absl::StrCat(", where scores change by at least ", Percent(scores),
+                                " of their spread under both: neither keeps them, and which is "
+                                "worse says little")
+                 : "");
+}
+
 // Why a recipe is no better than another: its keys or its values, and in how many heads.
-std::string Cause(const RecipeFigures& worse, const RecipeFigures& better) {
+std::string Cause(const ReportFigures& figures,
+                  const RecipeFigures& worse,
+                  const RecipeFigures& better) {
   size_t heads = 0;
   for (size_t block = 0; block < worse.heads.size(); ++block) {
     heads += worse.heads[block].output >= better.heads[block].output ? size_t{1} : size_t{0};
@@ -50,7 +75,7 @@ std::string Cause(const RecipeFigures& worse, const RecipeFigures& better) {
                       worse.name == "clip" && is_by_keys
                           ? ": a channel that sticks out in every key is no outlier, and cutting "
                             "it changes the scores"
-                          : "");
+                          : WorstExample(figures, worse, better));
 }
 
 // Whether each recipe's mean error is below the one's before it.
@@ -64,7 +89,7 @@ std::string Order(const ReportFigures& figures) {
       exceptions.push_back(absl::StrCat(recipe.name, " (", Percent(recipe.mean.output),
                                         ") is no better than ", figures.recipes[i - 1].name, " (",
                                         Percent(figures.recipes[i - 1].mean.output), "), ",
-                                        Cause(recipe, figures.recipes[i - 1])));
+                                        Cause(figures, recipe, figures.recipes[i - 1])));
     }
   }
   const std::string order = absl::StrJoin(names, " > ");
@@ -209,8 +234,9 @@ std::vector<std::string> Verdict(const ReportFigures& figures) {
 }
 
 std::string Percent(double share) {
-  return share < 0.1 ? absl::StrFormat("%.2f %%", share * 100)
-                     : absl::StrFormat("%.1f %%", share * 100);
+  return share >= 0.1                   ? absl::StrFormat("%.1f %%", share * 100)
+         : share >= 0.001 || share == 0 ? absl::StrFormat("%.2f %%", share * 100)
+                                        : absl::StrFormat("%.2g %%", share * 100);
 }
 
 std::string BytesText(double bytes) {

@@ -214,6 +214,32 @@ TEST_F(GpuClientTest, PagesInHostMemoryAreCopiedToTheGpu) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(GpuClientTest, PulledPagesAreCopiedToTheGpuByWayOfPageLockedMemory) {
+  StartDaemon({"--ucx.enabled=true", "--ucx.transports=tcp"});
+  const auto publisher = NewClient();
+  Publish(publisher.get(), 512);
+  const auto images = HostImages(publisher.get(), 513);
+  const auto client = *Client::Create({.address = daemon_->address(),
+                                       .profile = profile_,
+                                       .data_plane = DataPlane::kUcx,
+                                       .gpu = 0});
+  ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
+  EXPECT_FALSE(client->state().reads_gpu_pages);
+  EXPECT_THAT(client->state().gpu_note, HasSubstr("page-locked host memory"));
+  for (int pull = 0; pull < 2; ++pull) {
+    const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+    const auto upload = prefix->UploadToGpu({.layers_per_group = 1});
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    EXPECT_TRUE((*upload)->registration().ok()) << (*upload)->registration();
+    ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+    for (uint32_t page = 0; page < 8; ++page) {
+      const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+      EXPECT_EQ(Download((*upload)->Page(PageIdx(page), encoding), encoding), images[page])
+          << "pull " << pull << ", page " << page;
+    }
+  }
+}
+
 TEST_F(GpuClientTest, RankGetsItsHeadsAtTheirPlacesInTheImage) {
   StartDaemon();
   Publish(NewClient().get(), 512);

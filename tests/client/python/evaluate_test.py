@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 
 import models
-from crumb import codec
+from crumb import _model, codec
 from crumb import profile as profiles
 from crumb._model import Model
 from crumb.calibrate import collect
@@ -81,17 +81,35 @@ def test_each_query_sees_what_its_page_would_see_while_decoding(served, sink, re
     assert len(seen) == 1 and seen[0] < 1e-2
 
 
-def test_a_mask_that_is_no_window_is_refused_by_layer(served):
-    model, fitted, _ = served
-    cache = TwoBitAttention(fitted["oscar-int2-aware"])
+def test_a_mask_that_is_no_window_is_refused_by_layer(served, monkeypatch):
+    _, _, folder = served
+    model = Model(str(folder / "model"))
 
-    def elsewhere(call):
-        holes = torch.ones(1, 1, 400, 400, dtype=torch.bool).tril()
-        holes[..., 7] = False
-        return cache(type(call)(**{**call.__dict__, "mask": holes}))
+    def with_a_hole(*arguments, **named):
+        mask = torch.ones(1, 1, 400, 400, dtype=torch.bool).tril()
+        mask[..., 7] = False
+        return mask
+    monkeypatch.setattr(_model, "sdpa_mask", with_a_hole)
     with pytest.raises(ValueError, match="layer 0 .* has a mask that is neither causal nor a sliding window of 200"):
-        with model.attention(elsewhere):
+        with model.attention(rounded_attention):
             model.hidden(models.texts(1)[0])
+
+
+@pytest.mark.parametrize("window", [1, 70, 300])
+def test_exact_attention_under_a_window_is_that_of_the_whole_mask(served, window):
+    _, _, folder = served
+    model = Model(str(models.save(models.gemma3(sliding_window=window), folder / f"exact{window}")))
+    differ = []
+
+    def both(call):
+        if call.window:
+            k, v = (x.repeat_interleave(4, 1) for x in (call.keys, call.values))
+            whole = torch.nn.functional.scaled_dot_product_attention(call.queries, k, v, attn_mask=call.mask, scale=call.scale)
+            differ.append((call.exact() - whole).abs().max() / whole.abs().max())
+        return call.exact()
+    with model.attention(both):
+        model.hidden(models.texts(1, 1000)[0])
+    assert len(differ) == 1 and differ[0] < 1e-5
 
 
 def test_windows_are_whole_pages(served):

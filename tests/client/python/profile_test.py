@@ -3,9 +3,11 @@
 import hashlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 
 import numpy as np
 import pytest
@@ -29,6 +31,39 @@ def test_a_profile_is_held_against_a_model(aware):
     profiles.check(aware, num_layers=LAYERS, num_kv_heads=KV_HEADS, key_dim=KEY_DIM, value_dim=VALUE_DIM)
     with pytest.raises(ValueError, match="num_layers is 2 where the model has 30, value_dim is 32 where the model has 64"):
         profiles.check(aware, num_layers=30, num_kv_heads=KV_HEADS, key_dim=KEY_DIM, value_dim=64)
+
+
+@pytest.mark.parametrize("options, flags", [
+    ({}, []),
+    (dict(codec="oscar-int2", rotation="layer", key_clip=0.9, value_clip=0), "--codec oscar-int2 --rotation per-layer --key-clip 0.9 --value-clip 0"),
+    (dict(codec="oscar-int2-aware", key_rotation="hadamard", shift_keys=False, damping=0.2),
+     "--codec oscar-int2-aware --key-rotation hadamard --no-shift --damping 0.2"),
+    (dict(value_rotation="hadamard", choose=False, sink_tokens=128, recent_tokens=512),
+     "--value-rotation hadamard --no-choose --sink 128 --recent 512"),
+    (dict(key_margin=0.05, value_margin=0, threads=1), "--key-margin 0.05 --value-margin 0"),
+])
+def test_each_option_of_a_fit_is_that_of_the_program(statistics, tmp_path, options, flags):
+    program = shutil.which("crumb-calibrate", path=sysconfig.get_path("scripts"))
+    if program is None:
+        pytest.skip("crumb-calibrate is not beside this Python: install the package's wheel")
+    source, out = tmp_path / "stats.safetensors", tmp_path / "profile.safetensors"
+    statistics.write(source)
+    flags = flags.split() if flags else []
+    subprocess.run([program, "fit", str(source), "--out", str(out), *flags], check=True, capture_output=True)
+    assert profiles.fit(statistics, **options)[0].file == out.read_bytes()
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(codec="int2"), "codec 'int2' is not known"),
+    (dict(key_rotation="random"), "rotation 'random' is not known"),
+    (dict(rotation="layer"), "heads cannot share a key rotation"),
+    (dict(value_clip=1.5), "value_clip is 1.5"),
+    (dict(damping=0), "damping is 0"),
+    (dict(key_margin=1), "key_choice_margin is 1"),
+])
+def test_options_out_of_range_are_refused_by_name(statistics, options, message):
+    with pytest.raises(ValueError, match=message):
+        profiles.fit(statistics, **options)
 
 
 def test_files_that_are_no_profile_are_refused(aware, tmp_path):

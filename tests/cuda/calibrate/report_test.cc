@@ -263,6 +263,33 @@ TEST(VerdictTest, SaysWhereTheOrderOfRecipesFails) {
                              HasSubstr("Hadamard (90.0 %) is no better than clip (50.0 %)"))));
 }
 
+TEST(VerdictTest, NamesTheHeadThatMakesARecipeWorse) {
+  ReportFigures figures = TheFigures();
+  for (size_t i = 0; i < figures.recipes.size(); ++i) {
+    figures.recipes[i].mean.output = 1.0 / static_cast<double>(i + 1);
+    for (AttentionError& head : figures.recipes[i].heads) {
+      head = {.output = 1e-5, .scores = 0.5};
+    }
+  }
+  figures.recipes[3].mean.output = 0.4;  // oscar-int2, after Hadamard's third.
+  const uint32_t num_heads = figures.geometry.num_kv_heads;
+  figures.recipes[3].heads[num_heads + 1] = {.output = 0.5, .scores = 4};
+  EXPECT_THAT(Verdict(figures),
+              Contains(AllOf(HasSubstr("most of it in layer 1 head 1 (50.0 % against 0.001 %)"),
+                             Not(HasSubstr("of their spread")))));
+  figures.recipes[2].heads[num_heads + 1].scores = 3;
+  EXPECT_THAT(Verdict(figures),
+              Contains(HasSubstr("where scores change by at least 300.0 % of their spread under "
+                                 "both: neither keeps them")));
+}
+
+TEST(VerdictTest, SmallSharesKeepTwoDigits) {
+  EXPECT_EQ(Percent(0.3404), "34.0 %");
+  EXPECT_EQ(Percent(0.03404), "3.40 %");
+  EXPECT_EQ(Percent(0.000034), "0.0034 %");
+  EXPECT_EQ(Percent(0), "0.00 %");
+}
+
 TEST(VerdictTest, RecommendsWindowsThatDoublingWouldNotImprove) {
   ReportFigures figures = TheFigures();
   for (WindowFigures& window : figures.window_ablation) {

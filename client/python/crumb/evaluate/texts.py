@@ -14,8 +14,8 @@ from tqdm import tqdm
 from crumb._model import Handler, Model
 from crumb.evaluate.two_bit import rounded_attention
 
-# Rows of logits at a time: a vocabulary of 262,144 has 1 MB a row.
-_ROWS = 128
+# Logits at a time, 128 MB: four such arrays are alive.
+_LOGITS = 1 << 25
 
 
 @dataclass
@@ -72,18 +72,24 @@ def evaluate(model: Model, texts: Sequence[np.ndarray], caches: Mapping[str, Han
 def _score(model: Model, states: dict[str, torch.Tensor], targets: torch.Tensor, scores: dict[str, Score]) -> None:
     """Adds one text's predictions; states["bf16"] is what the others are held against."""
     before = {name: (score.nll, score.count) for name, score in scores.items()}
-    for at in range(0, len(targets), _ROWS):
-        target = targets[at:at + _ROWS, None].to(model.device)
-        base = torch.log_softmax(model.logits(states["bf16"][at:at + _ROWS]), -1)
-        likeliest = base.argmax(-1)
+    rows = max(16, _LOGITS // model.vocabulary)
+    for at in range(0, len(targets), rows):
+        target = targets[at:at + rows, None].to(model.device)
+        base = torch.log_softmax(model.logits(states["bf16"][at:at + rows]), -1)
+        p, likeliest = base.exp(), base.argmax(-1)
         for name, state in states.items():
-            log_p = base if name == "bf16" else torch.log_softmax(model.logits(state[at:at + _ROWS]), -1)
             score = scores[name]
+            score.count += len(target)
+            if name == "bf16":
+                log_p = base
+                score.agreed += len(target)
+            else:
+                log_p = model.logits(state[at:at + rows])
+                log_p -= log_p.logsumexp(-1, keepdim=True)
+                score.agreed += int((log_p.argmax(-1) == likeliest).sum())
             score.nll -= log_p.gather(-1, target).double().sum().item()
             if name != "bf16":
-                score.kl += (base.exp() * (base - log_p)).sum(-1).double().sum().item()
-            score.agreed += int((log_p.argmax(-1) == likeliest).sum())
-            score.count += len(target)
+                score.kl += torch.linalg.vecdot(p, torch.sub(base, log_p, out=log_p)).double().sum().item()
     for name, score in scores.items():
         nll, count = before[name]
         score.texts.append(math.exp((score.nll - nll) / (score.count - count)))

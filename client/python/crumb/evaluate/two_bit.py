@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from crumb import codec
-from crumb._model import Call, check_mask
+from crumb._model import Call
 from crumb.profile import Profile
 
 PAGE = codec.PAGE_TOKENS
@@ -54,16 +54,12 @@ class TwoBitAttention:
             if window % PAGE or window < 0:
                 raise ValueError(f"{name} is {window} tokens; windows are whole pages of {PAGE} tokens")
         self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
-        self._checked: set[tuple[int, int]] = set()
 
     def __call__(self, call: Call) -> torch.Tensor:
         tokens = call.keys.shape[2]
         if 0 < call.window < PAGE:
             raise ValueError(f"layer {call.layer} has a sliding window of {call.window} tokens, less than a page of {PAGE}; "
                              "all that it sees stays in bfloat16, so there is nothing to evaluate")
-        if (call.layer, tokens) not in self._checked:  # A mask is as large as the text squared.
-            check_mask(call)
-            self._checked.add((call.layer, tokens))
         k, v = codec.rotate(self.profile, call.layer, *(x[0].float().cpu().contiguous() for x in (call.keys, call.values)))
         q = codec.rotate_queries(self.profile, call.layer, call.queries[0].float().cpu().contiguous())
         last_page = (tokens - 1) // PAGE * PAGE
