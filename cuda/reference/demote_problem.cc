@@ -5,9 +5,7 @@
 
 #include "proto/page/page_format.h"
 
-namespace crumb {
-
-namespace gpu {
+namespace crumb::gpu {
 
 absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t position) {
   const uint64_t token = position % kPageTokens;
@@ -21,10 +19,4 @@ absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t positio
       " of the page; a page takes finite values only: recompute it, do not cache it"));
 }
 
-}  // namespace gpu
-
-absl::Status DescribeDemoteFinding(const DemotePagesParams& params, uint64_t finding) {
-  return finding == 0 ? absl::OkStatus() : gpu::NonFiniteRowError(params, ~finding);
-}
-
-}  // namespace crumb
+}  // namespace crumb::gpu
