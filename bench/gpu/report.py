@@ -62,6 +62,15 @@ def shares(figures):
                    f"of {figure['prefill_tflop']:.0f} TFLOP in {figure['prefill_ms_at_600_tflops']:.0f} ms.")
 
 
+def hosts(figures):
+    """What the host does of an engine's step, and what demotion adds to one."""
+    for figure in figures:
+        if "begin_us" in figure:
+            yield (f"{figure['op']}, {figure['shape']}: {figure['graph_ms']:.4f} ms in the graph; on the host "
+                   f"{figure['begin_us']:.0f} us to begin, {figure['end_us']:.0f} to end, {figure['validate_us']:.0f} "
+                   f"to validate; {figure['demoting_ms']:.4f} ms with a page of every sequence to demote.")
+
+
 def contexts(figures):
     """Attention of one layer over context length."""
     ours = [figure for figure in figures if figure["op"] == "decode_context" and not figure.get("rival")]
@@ -101,7 +110,7 @@ def main():
             f"Copy within device memory: {copy:.0f} GB/s. 32 query and 8 KV heads of 128; medians of graph replays. Decode",
             "is of one layer, 36 in turns. Overlapped: the launch may begin while the one before it ends. Reached: the",
             "goal's time as a share of the measured.", "",
-            *table(figures, copy), "", *shares(figures), "", "Attention of one layer over context length:", "",
+            *table(figures, copy), "", *shares(figures), "", *hosts(figures), "", "Attention of one layer over context length:", "",
             *contexts(figures), "", "Checks:", "", *(f"    {line}" for line in checks), ""]
     (folder / f"{stem}.md").write_text("\n".join(text))
     print("\n".join(text))

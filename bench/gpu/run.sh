@@ -40,7 +40,7 @@ if [ -z "$bin" ]; then
   ninja -C "$root/build/release" "${targets[@]}" >"$work/build.log" || { tail -50 "$work/build.log" >&2; exit 1; }
   bin=$work/bin
   mkdir "$bin"
-  ln -s "$root"/build/release/tests/cuda/gpu/*_gpu_test "$root"/build/release/gpu-bench-bin/*_gpu_bench "$bin"
+  ln -s "$root"/build/release/tests/{cuda,client}/gpu/*_gpu_test "$root"/build/release/gpu-bench-bin/*_gpu_bench "$bin"
 fi
 
 # For the programs only: python3 has libraries of its own.

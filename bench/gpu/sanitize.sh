@@ -7,6 +7,7 @@ set -euo pipefail
 bin=$1
 shapes='*IsThePlainSums/1:*IsThePlainSums/25:*IsThePlainSums/44:*SettledHistory*:*Null*:*BeyondTheTable*:*Engines*'
 shapes+=':*ExpandPagesGpuTest*/3:*AppendRowsGpuTest*/1:*OneBit*'
+shapes+=':GpuBatchTest.PagesThatAPrefix*:GpuBatchTest.QueriesOf*:GpuBatchTest.SequenceWithNan*'
 status=0
 # Every warp has barriers of its own: more of them than synccheck expects.
 for tool in memcheck initcheck "synccheck --num-cuda-barriers 262144" racecheck; do

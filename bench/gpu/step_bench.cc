@@ -4,17 +4,20 @@
 // tokens' rows and queries are rotated and stored (append_rows), then attention reads history and
 // windows (split_decode), as one CUDA graph. Prints a line of JSON a figure for run.sh.
 //
-// Outputs stay rotated: an engine folds the value rotation into its output projection once. What
-// lies between layers in an engine, its matrix products, is not here.
+// Twice: the bare ops on tables that never change, and the step of an engine through GpuBatch, with
+// the host's part of it. What lies between layers in an engine, its matrix products, is not here.
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "bench/gpu/codec_pages.h"
 #include "bench/gpu/decode_batch.h"
+#include "bench/gpu/engine_step.h"
 #include "bench/gpu/gpu_timer.h"
 #include "crumb/cuda/append_rows.h"
 #include "crumb/cuda/split_decode.h"
+#include "tests/support/test_profile.h"
 
 namespace crumb::bench {
 namespace {
@@ -51,7 +54,30 @@ AppendRowsParams AppendParams(const CodecPages& pages,
   return params;
 }
 
-void Report(const NamedShape& shape, const CodecPages& pages, double copy) {
+void ReportEngine(const NamedShape& shape,
+                  const DecodeBatch& batch,
+                  const CodecPages& pages,
+                  const std::shared_ptr<const Profile>& profile,
+                  double bytes,
+                  double copy) {
+  for (const bool keeps_outputs_rotated : {true, false}) {
+    EngineStep engine(batch, pages, profile, keeps_outputs_rotated);
+    const EngineStep::Times times = engine.Run();
+    std::printf(
+        "{\"op\": \"engine_step\", \"shape\": \"%s, 36 layers%s\", \"window_tokens\": %u, "
+        "\"ms\": %.4f, \"graph_ms\": %.4f, \"begin_us\": %.1f, \"end_us\": %.1f, "
+        "\"validate_us\": %.1f, \"demoting_ms\": %.4f, \"bytes\": %.0f, \"roofline_ms\": %.4f}\n",
+        shape.name, keeps_outputs_rotated ? "" : ", outputs rotated back", engine.window_tokens(),
+        times.step_ms, times.graph_ms, times.begin_us, times.end_us, times.validate_us,
+        times.demoting_ms, bytes, bytes / copy / 1e6);
+    std::fflush(stdout);
+  }
+}
+
+void Report(const NamedShape& shape,
+            const CodecPages& pages,
+            const std::shared_ptr<const Profile>& profile,
+            double copy) {
   const DecodeBatch batch({.num_sequences = shape.num_sequences,
                            .history_tokens = shape.history_tokens,
                            .window_tokens = kWindowTokens,
@@ -75,6 +101,7 @@ void Report(const NamedShape& shape, const CodecPages& pages, double copy) {
         shape.name, kWindowTokens, is_settled ? "true" : "false", ms, bytes, bytes / copy / 1e6);
     std::fflush(stdout);
   }
+  ReportEngine(shape, batch, pages, profile, bytes, copy);
 }
 
 }  // namespace
@@ -88,8 +115,10 @@ int main() {
   const double copy = crumb::bench::CopyBandwidth();
   std::printf("{\"op\": \"copy\", \"gb_per_s\": %.1f}\n", copy);
   const crumb::bench::CodecPages pages(crumb::bench::kModel, crumb::CodecId::kOscarInt2, 1);
+  const auto profile = crumb::MakeTestProfile(
+      {.geometry = crumb::bench::kModel, .windows = {}, .rotation_per_layer = true});
   for (const auto& shape : crumb::bench::kShapes) {
-    crumb::bench::Report(shape, pages, copy);
+    crumb::bench::Report(shape, pages, profile, copy);
   }
   return 0;
 }

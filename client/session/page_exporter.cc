@@ -25,4 +25,9 @@ absl::Status GpuExporter::ExportPage(PageIdx page,
   return CopyFromGpu(image, source, stream_->get());
 }
 
+absl::Status GpuExporter::Finish() {
+  CRUMB_RETURN_IF_ERROR(stream_->Wait());
+  return pages_.Validate();
+}
+
 }  // namespace crumb

@@ -60,7 +60,7 @@ class GpuExporter : public PageExporter {
     return pages_.Page(page, encoding) != nullptr;
   }
   absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
-  absl::Status Finish() override { return stream_->Wait(); }
+  absl::Status Finish() override;
   bool wants_registered_memory() const override { return true; }
 
  private:

@@ -4,7 +4,6 @@
 #include "cuda/gpu/cuda_status.h"
 #include "cuda/gpu/take_word.h"
 #include "cuda/launch/demote_pages.h"
-#include "cuda/reference/demote_problem.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -15,15 +14,17 @@ absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream) {
   const gpu::LaunchDemotePages launch = params.heads.head_dim == 64    ? gpu::LaunchDemotePages64
                                         : params.heads.head_dim == 128 ? gpu::LaunchDemotePages128
                                                                        : gpu::LaunchDemotePages256;
-  return gpu::CudaStatus(
-      launch(params, /*has_warpgroups=*/device.major == 9, device.num_multiprocessors, stream),
-      "launching demotion");
+  return gpu::CudaStatus(launch(params, device.num_multiprocessors, stream), "launching demotion");
 }
 
 absl::Status TakeDemotePagesProblem(const DemotePagesParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
+  if (params.has_finding_per_page) {
+    return absl::InvalidArgumentError(
+        "has_finding_per_page is true; copy the words out and ask DescribeDemoteFinding");
+  }
   CRUMB_ASSIGN_OR_RETURN(const uint64_t finding, gpu::TakeWord(params.finding, stream));
-  return finding == 0 ? absl::OkStatus() : gpu::NonFiniteRowError(params, ~finding);
+  return DescribeDemoteFinding(params, finding);
 }
 
 }  // namespace crumb

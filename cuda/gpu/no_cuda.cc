@@ -145,6 +145,11 @@ absl::StatusOr<std::unique_ptr<OwnGpuMemory>> OwnGpuMemory::Create(size_t /*byte
 }
 OwnGpuMemory::~OwnGpuMemory() = default;
 
+absl::StatusOr<std::unique_ptr<OwnPinnedMemory>> OwnPinnedMemory::Create(size_t /*bytes*/) {
+  return NoCuda();
+}
+OwnPinnedMemory::~OwnPinnedMemory() = default;
+
 absl::StatusOr<std::unique_ptr<HostRegistration>> HostRegistration::Create(
     std::span<const std::byte> /*memory*/, bool /*is_read_only*/) {
   return NoCuda();
@@ -160,6 +165,10 @@ absl::Status CopyToGpu(std::byte* /*target*/,
 absl::Status CopyFromGpu(std::span<std::byte> /*target*/,
                          const std::byte* /*source*/,
                          GpuStream /*stream*/) {
+  return NoCuda();
+}
+
+absl::Status ClearGpu(std::byte* /*target*/, size_t /*bytes*/, GpuStream /*stream*/) {
   return NoCuda();
 }
 

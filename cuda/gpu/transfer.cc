@@ -89,6 +89,19 @@ OwnGpuMemory::~OwnGpuMemory() {
   cudaFree(data_);
 }
 
+absl::StatusOr<std::unique_ptr<OwnPinnedMemory>> OwnPinnedMemory::Create(size_t bytes) {
+  std::unique_ptr<OwnPinnedMemory> memory(new OwnPinnedMemory);
+  CRUMB_RETURN_IF_ERROR(
+      CudaStatus(cudaMallocHost(&memory->data_, bytes),
+                 absl::StrCat("allocating ", bytes, " bytes of pinned host memory")));
+  memory->bytes_ = bytes;
+  return memory;
+}
+
+OwnPinnedMemory::~OwnPinnedMemory() {
+  cudaFreeHost(data_);
+}
+
 absl::StatusOr<std::unique_ptr<HostRegistration>> HostRegistration::Create(
     std::span<const std::byte> memory, bool is_read_only) {
   void* const address = const_cast<std::byte*>(memory.data());
@@ -124,6 +137,10 @@ absl::Status CopyFromGpu(std::span<std::byte> target, const std::byte* source, G
   return CudaStatus(
       cudaMemcpyAsync(target.data(), source, target.size(), cudaMemcpyDeviceToHost, stream),
       "copying from a GPU");
+}
+
+absl::Status ClearGpu(std::byte* target, size_t bytes, GpuStream stream) {
+  return CudaStatus(cudaMemsetAsync(target, 0, bytes, stream), "clearing a GPU's memory");
 }
 
 absl::Status CopyRowsToGpu(const GpuRowCopy& copy, GpuStream stream) {

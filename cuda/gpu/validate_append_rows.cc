@@ -30,6 +30,21 @@ absl::Status CheckQueries(const AppendRowsParams& params) {
   return gpu::CheckPointer("rotated_queries", params.rotated_queries, kAlignment);
 }
 
+absl::Status CheckTokens(const AppendRowsParams& params) {
+  CRUMB_RETURN_IF_ERROR(CheckTokenRows("keys", params.keys));
+  CRUMB_RETURN_IF_ERROR(CheckTokenRows("values", params.values));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("pages", params.pages, alignof(void*)));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckRange("num_sequences", 0, params.num_sequences, 1u << 20));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckRange("stride", 0, params.stride, 1u << 25));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckStride("block_offset", params.block_offset));
+  CRUMB_RETURN_IF_ERROR(gpu::CheckStride("head_stride", params.head_stride));
+  if (params.sequences != nullptr) {
+    CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("sequences", params.sequences, alignof(uint32_t)));
+  }
+  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("slots", params.slots, alignof(uint32_t)));
+  return gpu::CheckPointer("tokens_left_out", params.tokens_left_out, alignof(uint64_t));
+}
+
 }  // namespace
 
 absl::Status ValidateAppendRows(const AppendRowsParams& params) {
@@ -46,18 +61,9 @@ absl::Status ValidateAppendRows(const AppendRowsParams& params) {
         absl::StrCat("type is ", params.type, "; it must be kBf16 (1) or kFp16 (2)"));
   }
   CRUMB_RETURN_IF_ERROR(CheckQueries(params));
-  CRUMB_RETURN_IF_ERROR(CheckTokenRows("keys", params.keys));
-  CRUMB_RETURN_IF_ERROR(CheckTokenRows("values", params.values));
-  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("pages", params.pages, alignof(void*)));
-  CRUMB_RETURN_IF_ERROR(gpu::CheckRange("num_sequences", 0, params.num_sequences, 1u << 20));
-  CRUMB_RETURN_IF_ERROR(gpu::CheckRange("stride", 0, params.stride, 1u << 25));
-  CRUMB_RETURN_IF_ERROR(gpu::CheckStride("block_offset", params.block_offset));
-  CRUMB_RETURN_IF_ERROR(gpu::CheckStride("head_stride", params.head_stride));
-  if (params.sequences != nullptr) {
-    CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("sequences", params.sequences, alignof(uint32_t)));
-  }
-  CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("slots", params.slots, alignof(uint32_t)));
-  return gpu::CheckPointer("tokens_left_out", params.tokens_left_out, alignof(uint64_t));
+  const bool has_only_queries =
+      params.num_query_heads > 0 && params.keys.data == nullptr && params.values.data == nullptr;
+  return has_only_queries ? absl::OkStatus() : CheckTokens(params);
 }
 
 }  // namespace crumb

@@ -104,7 +104,7 @@ class AppendBlock {
     __syncthreads();
     Fetch(0);
     // Two loads one after the other, while the rows are on their way.
-    if (mine < count && memory_.kinds[mine] != kQuery) {
+    if (mine < count && memory_.kinds[mine] != kQuery && memory_.from[mine] != nullptr) {
       to = FindSlot(token);
     }
     memory_.to[mine] = to;
@@ -167,6 +167,9 @@ class AppendBlock {
              *token * params_.queries.token_stride + size_t{query_head} * kDim * 2;
     }
     const TokenRows& rows = is_value_ ? params_.values : params_.keys;
+    if (rows.data == nullptr) {
+      return nullptr;  // Of queries alone.
+    }
     return static_cast<const std::byte*>(rows.data) + *token * rows.token_stride +
            size_t{head_} * kDim * 2;
   }

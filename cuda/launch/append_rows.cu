@@ -16,8 +16,9 @@ int Launch(const AppendRowsParams& params,
   const uint64_t queries = params.num_query_heads / params.num_kv_heads;
   const bool is_tilted = params.heads.is_tilted;
   const uint64_t tokens = params.num_tokens;
-  const uint64_t key_tiles = ceil(tokens * (is_tilted ? 1 : 1 + queries), kAppendRows);
-  const uint64_t value_tiles = ceil(tokens, kAppendRows);
+  const uint64_t rows = params.keys.data == nullptr ? 0 : tokens;
+  const uint64_t key_tiles = ceil(is_tilted ? rows : tokens * (1 + queries), kAppendRows);
+  const uint64_t value_tiles = ceil(rows, kAppendRows);
   const uint64_t query_tiles = is_tilted ? ceil(tokens * queries, kAppendRows) : 0;
   const uint32_t columns = params.num_kv_heads * (kDim / (kAppendWarps * kAppendColumns));
   // At most a block a multiprocessor, since each loads a rotation for itself; then those of the

@@ -57,7 +57,8 @@ absl::Status AppendRowsReference(const AppendRowsParams& params,
   std::vector<float> out(dim);
   uint64_t left_out = 0;
   for (uint32_t token = 0; token < params.num_tokens; ++token) {
-    const bool has_slot = params.slots[token] != AppendRowsParams::kNoSlot;
+    const bool has_slot =
+        params.keys.data != nullptr && params.slots[token] != AppendRowsParams::kNoSlot;
     std::byte* page = has_slot ? PageOf(params, token) : nullptr;
     left_out += has_slot && page == nullptr ? 1u : 0u;
     for (uint32_t kv = 0; kv < params.num_kv_heads; ++kv) {

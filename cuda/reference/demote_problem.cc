@@ -5,7 +5,9 @@
 
 #include "proto/page/page_format.h"
 
-namespace crumb::gpu {
+namespace crumb {
+
+namespace gpu {
 
 absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t position) {
   const uint64_t token = position % kPageTokens;
@@ -19,4 +21,10 @@ absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t positio
       " of the page; a page takes finite values only: recompute it, do not cache it"));
 }
 
-}  // namespace crumb::gpu
+}  // namespace gpu
+
+absl::Status DescribeDemoteFinding(const DemotePagesParams& params, uint64_t finding) {
+  return finding == 0 ? absl::OkStatus() : gpu::NonFiniteRowError(params, ~finding);
+}
+
+}  // namespace crumb

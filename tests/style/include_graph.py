@@ -29,6 +29,7 @@ ALLOWED = {
     "cuda/calibrate": {"cuda/include", "cuda/checkpoint", "cuda/profile", "proto/base", "proto/page"},
     "client/include": {"cuda/include", "proto/base", "proto/page"},
     "client/sequence": {"client/include", "cuda/include", "proto/base", "proto/page"},
+    "client/gpu": {"client/include", "client/sequence", "cuda/include", "proto/base", "proto/page"},
     "client/transport": {"client/include", "cuda/include", "proto/base", "proto/page", "proto/wire"},
     "client/session": {"client/include", "client/transport", "client/sequence", "cuda/include",
                        "proto/base", "proto/page", "proto/wire", "proto/crumb/v1"},

@@ -99,6 +99,9 @@ class GpuPages {
   // DemotePages and AppendRows write them; null where it is not held in that encoding. All that
   // writes it must have ended, and it must stay until the publish returns.
   virtual const std::byte* Page(PageIdx page, PageEncoding encoding) const = 0;
+  // Asked once pages were copied: OK only if they are what they should be. A publish fails with
+  // what this says, and nothing of it becomes visible.
+  virtual absl::Status Validate() const { return absl::OkStatus(); }
 };
 
 struct PublishOptions {

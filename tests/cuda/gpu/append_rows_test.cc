@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // append_rows on the GPU against the twin.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -133,6 +134,29 @@ TEST_P(AppendRowsGpuTest, RowsLandInTheirSlotsAndNothingElseIsTouched) {
     EXPECT_TRUE(again.windows == got.windows && again.queries == got.queries);
   }
   EXPECT_TRUE(TakeAppendRowsProblem(device.Params(0), nullptr).ok());
+}
+
+TEST_P(AppendRowsGpuTest, QueriesAloneAreRotatedAsWithKeys) {
+  if (GetParam().group == 0) {
+    return;
+  }
+  AppendScene scene(GetParam());
+  DeviceAppend device(scene);
+  const Result with_keys = device.Run(1);
+  device.Clear();
+  AppendRowsParams params = device.Params(1);
+  params.keys = {};
+  params.values = {};
+  params.pages = nullptr;
+  params.slots = nullptr;
+  params.tokens_left_out = nullptr;
+  const absl::Status status = AppendRows(params, nullptr);
+  ASSERT_TRUE(status.ok()) << status;
+  CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+  const Result got = device.Download();
+  EXPECT_EQ(got.queries, with_keys.queries);
+  EXPECT_TRUE(std::all_of(got.windows.begin(), got.windows.end(),
+                          [](std::byte b) { return b == kUntouched; }));
 }
 
 std::vector<AppendShape> Shapes() {

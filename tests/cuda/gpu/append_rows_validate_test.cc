@@ -52,6 +52,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadParams{"Tokens", [](auto& p) { p.num_tokens = 40000; }, {"40000", "32768"}},
         BadParams{"Type", [](auto& p) { p.type = ElementType::kFloat32; }, {"type is 3"}},
         BadParams{"Keys", [](auto& p) { p.keys.data = nullptr; }, {"keys.data is at address 0"}},
+        BadParams{"KeysAlone", [](auto& p) { p.values.data = nullptr; }, {"values.data is at"}},
+        BadParams{"Nothing",
+                  [](auto& p) {
+                    p.keys.data = p.values.data = nullptr;
+                    p.num_query_heads = 0;
+                  },
+                  {"keys.data is at address 0"}},
         BadParams{"Stride", [](auto& p) { p.values.token_stride = 4; }, {"values.token_stride"}},
         BadParams{"Out", [](auto& p) { p.rotated_queries = nullptr; }, {"rotated_queries"}},
         BadParams{"Pages", [](auto& p) { p.pages = nullptr; }, {"pages is at address 0"}},

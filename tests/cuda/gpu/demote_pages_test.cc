@@ -325,6 +325,34 @@ TEST_F(DemotePagesLimitsGpuTest, RowsThatAreNotFiniteAreNamedAndTheirPartLeftAlo
   }
 }
 
+TEST_F(DemotePagesLimitsGpuTest, EachPageHasAFindingOfItsOwnWhereItIsAskedFor) {
+  constexpr uint32_t kDim = 64;
+  const PageScene scene({2, 2, kDim, kDim}, CodecId::kOscarInt2, 4);
+  std::vector<BFloat16> rows = scene.RandomRows(3);
+  const size_t elements = Bf16HeadBlock{kDim, kDim}.bytes() / 2;
+  rows[(1 * 4 + 3) * elements + 17 * kDim + 9] = BFloat16{0x7fc0};
+  rows[(3 * 4 + 2) * elements + (kPageTokens + 5) * kDim] = BFloat16{0xff80};
+  DevicePages device(scene, rows);
+  const DeviceBuffer<uint64_t> findings(std::vector<uint64_t>(4, 0));
+  device.params().rows_are_rotated = true;
+  device.params().finding = findings.data();
+  device.params().has_finding_per_page = true;
+  device.Run();
+  const std::vector<uint64_t> words = findings.Download();
+  const auto describe = [&](size_t page) {
+    return std::string(DescribeDemoteFinding(device.params(), words[page]).message());
+  };
+  EXPECT_EQ(words[0], 0u);
+  EXPECT_EQ(words[2], 0u);
+  EXPECT_TRUE(DescribeDemoteFinding(device.params(), words[0]).ok());
+  EXPECT_THAT(describe(1), HasSubstr("K holds NaN or inf at page 1 of the launch, layer 1, KV head "
+                                     "1, token 17"));
+  EXPECT_THAT(describe(3), HasSubstr("V holds NaN or inf at page 3 of the launch, layer 0, KV head "
+                                     "1, token 5"));
+  EXPECT_EQ(TakeDemotePagesProblem(device.params(), nullptr).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(DemotePagesLimitsGpuTest, ReplaysOfAGraphGiveTheSameBytes) {
   const PageScene scene({2, 4, 128, 128}, CodecId::kOscarInt2Tilted, 40);
   DevicePages device(scene, scene.RandomRows(4));

@@ -43,9 +43,10 @@ struct AppendRowsParams {
 
   ElementType type = ElementType::kBf16;  // Of all rows and of rotated_queries: kBf16 or kFp16.
   TokenRows queries;                      // [num_tokens, num_query_heads, head_dim]
-  TokenRows keys;                         // [num_tokens, num_kv_heads, head_dim], after RoPE.
-  TokenRows values;                       // [num_tokens, num_kv_heads, head_dim]
-  void* rotated_queries = nullptr;        // Out: as queries, dense.
+  // Both null: only queries are rotated; pages, slots and tokens_left_out are not used then.
+  TokenRows keys;                   // [num_tokens, num_kv_heads, head_dim], after RoPE.
+  TokenRows values;                 // [num_tokens, num_kv_heads, head_dim]
+  void* rotated_queries = nullptr;  // Out: as queries, dense.
 
   // Out: the windows, laid out as SplitDecodeParams::windows: BF16 head blocks.
   std::byte* const* pages = nullptr;  // [num_sequences, stride]

@@ -64,6 +64,9 @@ struct DemotePagesParams {
   // One word of device memory, zeroed before its first use: where a launch leaves the first row
   // with NaN or inf that it meets, for TakeDemotePagesProblem.
   uint64_t* finding = nullptr;
+  // `finding` is [num_pages]: each page has its own word, for callers that copy the words out in
+  // the stream's order and ask DescribeDemoteFinding, without waiting.
+  bool has_finding_per_page = false;
 };
 
 // What can be told without reading device memory. INVALID_ARGUMENT names the field, its value and
@@ -76,8 +79,11 @@ absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream);
 
 // Rows with NaN or inf: the K or V part of their head block is not written, all others are. The
 // finding stays until this call takes it out. Waits for `stream`. INVALID_ARGUMENT names K or V,
-// page, layer, head and token of the first such row.
+// page, layer, head and token of the first such row. Not for has_finding_per_page.
 absl::Status TakeDemotePagesProblem(const DemotePagesParams& params, GpuStream stream);
+
+// What a word of `finding`, copied out, says: OK for 0, else as TakeDemotePagesProblem.
+absl::Status DescribeDemoteFinding(const DemotePagesParams& params, uint64_t finding);
 
 // The readable twin: the same parameters with pointers to host memory, and the profile's heads
 // [num_layers, num_kv_heads] instead of params.heads.records. INVALID_ARGUMENT also for the first

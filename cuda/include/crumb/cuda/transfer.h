@@ -88,6 +88,24 @@ class OwnGpuMemory {
   size_t bytes_ = 0;
 };
 
+// Host memory that devices copy from and to by themselves: copies neither block the caller nor wait
+// for a buffer of the driver's. RESOURCE_EXHAUSTED with the bytes.
+class OwnPinnedMemory {
+ public:
+  static absl::StatusOr<std::unique_ptr<OwnPinnedMemory>> Create(size_t bytes);
+  ~OwnPinnedMemory();
+  OwnPinnedMemory(const OwnPinnedMemory&) = delete;
+  OwnPinnedMemory& operator=(const OwnPinnedMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  OwnPinnedMemory() = default;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 // Host memory that devices read by themselves while this lives: copies from it run at the bus's
 // speed and beside other work. Of memory that this process may only read, too, where the device can
 // (else UNIMPLEMENTED). RESOURCE_EXHAUSTED: it may not be locked (RLIMIT_MEMLOCK).
@@ -109,6 +127,8 @@ class HostRegistration {
 // have been taken.
 absl::Status CopyToGpu(std::byte* target, std::span<const std::byte> source, GpuStream stream);
 absl::Status CopyFromGpu(std::span<std::byte> target, const std::byte* source, GpuStream stream);
+// Zeroes device memory.
+absl::Status ClearGpu(std::byte* target, size_t bytes, GpuStream stream);
 
 // `rows` rows of `row_bytes` each, a row every `source_stride` and `target_stride` bytes.
 struct GpuRowCopy {

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/gpu/step_tables.h"
+
+#include <algorithm>
+
+#include "proto/base/check.h"
+#include "proto/page/page_format.h"
+
+namespace crumb {
+
+size_t StepTables::WindowsOffset(const Shape& shape) {
+  const size_t words = size_t{2} * shape.max_rows + size_t{2} * shape.max_tokens;
+  return (words * sizeof(uint32_t) + alignof(void*) - 1) / alignof(void*) * alignof(void*);
+}
+
+size_t StepTables::HistoryOffset(const Shape& shape) {
+  return WindowsOffset(shape) + sizeof(void*) * shape.max_rows * shape.window_stride;
+}
+
+size_t StepTables::Bytes(const Shape& shape) {
+  return HistoryOffset(shape) + sizeof(void*) * shape.max_rows * shape.history_stride;
+}
+
+StepTables::StepTables(const Shape& shape, std::byte* image)
+    : shape_(shape), image_(image), known_(shape.max_rows) {
+  CRUMB_CHECK(shape.max_tokens >= shape.max_rows, "a row has a token");
+  std::fill_n(image, Bytes(shape), std::byte{0});
+  ranges_.reserve(size_t{1} + shape.max_rows);
+}
+
+void StepTables::Begin() {
+  num_rows_ = 0;
+  num_tokens_ = 0;
+  ranges_.clear();
+}
+
+void StepTables::Add(const Row& row) {
+  CRUMB_CHECK(num_rows_ < shape_.max_rows && row.num_tokens <= shape_.max_tokens - num_tokens_ &&
+                  row.history.size() <= shape_.history_stride &&
+                  row.windows.size() <= shape_.window_stride,
+              "the caller has checked the limits");
+  const uint32_t index = num_rows_++;
+  // All pages of the windows are full but the last, and the last pages are all there.
+  const auto window_rows = static_cast<uint32_t>(row.windows.size()) * kPageTokens;
+  const uint32_t before_windows = row.num_pages * kPageTokens - window_rows;
+  At<uint32_t>(window_tokens_offset())[index] = row.length + row.num_tokens - before_windows;
+  At<uint32_t>(history_pages_offset())[index] = static_cast<uint32_t>(row.history.size());
+  std::copy(row.windows.begin(), row.windows.end(), At<const std::byte*>(windows_offset(index)));
+  for (uint32_t i = 0; i < row.num_tokens; ++i, ++num_tokens_) {
+    At<uint32_t>(slots_offset())[num_tokens_] = row.length + i - before_windows;
+    At<uint32_t>(token_rows_offset())[num_tokens_] = index;
+  }
+
+  Known& known = known_[index];
+  if (known.sequence_id != row.sequence_id) {
+    known = {.sequence_id = row.sequence_id, .history_pages = 0};
+  }
+  const size_t first = known.history_pages;
+  const size_t count = row.history.size() - first;
+  if (count > 0) {
+    std::copy(row.history.begin() + static_cast<ptrdiff_t>(first), row.history.end(),
+              At<const std::byte*>(history_offset(index)) + first);
+    ranges_.push_back({history_offset(index) + first * sizeof(void*), count * sizeof(void*)});
+    known.history_pages = static_cast<uint32_t>(row.history.size());
+  }
+}
+
+std::span<const StepTables::Range> StepTables::Finish() {
+  for (uint32_t row = num_rows_; row < shape_.max_rows; ++row) {
+    At<uint32_t>(window_tokens_offset())[row] = 0;
+    At<uint32_t>(history_pages_offset())[row] = 0;
+  }
+  for (uint32_t token = num_tokens_; token < shape_.max_rows; ++token) {
+    At<uint32_t>(slots_offset())[token] = AppendRowsParams::kNoSlot;
+    At<uint32_t>(token_rows_offset())[token] = token;
+  }
+  ranges_.push_back({0, windows_offset(num_rows_)});
+  return ranges_;
+}
+
+void StepTables::Forget() {
+  std::fill(known_.begin(), known_.end(), Known{});
+}
+
+}  // namespace crumb

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What kernels read of a step, at addresses that never change: lengths, slots and page tables of a
+// batch. This is the image in host memory from which the device's is brought up to date, and it
+// knows what the device has already: of a row's history only what is new is copied, which in most
+// steps is nothing.
+//
+//   one copy a step   [window_tokens: rows][history_pages: rows][slots: tokens][rows: tokens]
+//                     [windows: rows x window_stride]
+//   as it changes     [history: rows x history_stride]
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "crumb/cuda/append_rows.h"
+
+namespace crumb {
+
+class StepTables {
+ public:
+  struct Shape {
+    uint32_t max_rows = 0;    // Sequences.
+    uint32_t max_tokens = 0;  // At least max_rows.
+    uint32_t history_stride = 0;
+    uint32_t window_stride = 0;
+  };
+  // A part of the image that the device does not have.
+  struct Range {
+    size_t offset = 0;
+    size_t bytes = 0;
+  };
+  struct Row {
+    uint64_t sequence_id = 0;  // Never 0. Two sequences never have one id.
+    uint32_t length = 0;       // Before the step.
+    uint32_t num_tokens = 0;
+    uint32_t num_pages = 0;  // With the step's tokens.
+    // At most history_stride and window_stride pages. Of one id, history only grows.
+    std::span<const std::byte* const> history;
+    std::span<const std::byte* const> windows;
+  };
+
+  static size_t Bytes(const Shape& shape);
+  // `image` has Bytes(shape) and outlives this. Aligned to 8 bytes.
+  StepTables(const Shape& shape, std::byte* image);
+
+  // A new step without rows.
+  void Begin();
+  // The next row and its tokens. At most max_rows and max_tokens in all.
+  void Add(const Row& row);
+  // Marks all further rows, and tokens up to max_rows, as padding, and says what to copy. Valid
+  // until Begin; the image must not change before the copies were made.
+  std::span<const Range> Finish();
+  // The device may not have what Finish said: all of it is copied again next time.
+  void Forget();
+
+  uint32_t num_rows() const { return num_rows_; }
+  uint32_t num_tokens() const { return num_tokens_; }
+
+  // Offsets in the image, and so in the device's.
+  static size_t window_tokens_offset() { return 0; }
+  size_t history_pages_offset() const { return sizeof(uint32_t) * shape_.max_rows; }
+  size_t slots_offset() const { return 2 * history_pages_offset(); }
+  size_t token_rows_offset() const { return slots_offset() + sizeof(uint32_t) * shape_.max_tokens; }
+  size_t windows_offset(uint32_t row = 0) const {
+    return WindowsOffset(shape_) + sizeof(void*) * row * shape_.window_stride;
+  }
+  size_t history_offset(uint32_t row = 0) const {
+    return HistoryOffset(shape_) + sizeof(void*) * row * shape_.history_stride;
+  }
+
+ private:
+  // What the device's row of history holds.
+  struct Known {
+    uint64_t sequence_id = 0;
+    uint32_t history_pages = 0;
+  };
+
+  static size_t WindowsOffset(const Shape& shape);
+  static size_t HistoryOffset(const Shape& shape);
+  template <typename T>
+  T* At(size_t offset) {
+    return reinterpret_cast<T*>(image_ + offset);
+  }
+
+  const Shape shape_;
+  std::byte* const image_;
+  std::vector<Known> known_;
+  uint32_t num_rows_ = 0;
+  uint32_t num_tokens_ = 0;
+  std::vector<Range> ranges_;
+};
+
+}  // namespace crumb
