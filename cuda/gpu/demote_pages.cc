@@ -14,7 +14,9 @@ absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream) {
   const gpu::LaunchDemotePages launch = params.heads.head_dim == 64    ? gpu::LaunchDemotePages64
                                         : params.heads.head_dim == 128 ? gpu::LaunchDemotePages128
                                                                        : gpu::LaunchDemotePages256;
-  return gpu::CudaStatus(launch(params, device.num_multiprocessors, stream), "launching demotion");
+  return gpu::CudaStatus(
+      launch(params, /*has_warpgroups=*/device.major == 9, device.num_multiprocessors, stream),
+      "launching demotion");
 }
 
 absl::Status TakeDemotePagesProblem(const DemotePagesParams& params, GpuStream stream) {

@@ -9,16 +9,14 @@
 // nor matrices that are loaded (8 channels x 8 problems) meet a bank twice.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/kernels/mma.cuh"
+#include "cuda/kernels/packed.cuh"
+#include "cuda/kernels/page_rows.cuh"
 
 namespace crumb::gpu {
 
-inline constexpr int kRowsOfWarp = 16;
 inline constexpr int kProblemsOfLane = 2;
 
 template <int kDim>
@@ -53,20 +51,5 @@ struct AwareScratch {
     LoadMatricesTransposed(b, row ^ (pair << 5));
   }
 };
-
-__device__ __forceinline__ __half2 AsHalves(uint32_t word) {
-  __half2 pair;
-  memcpy(&pair, &word, sizeof(pair));
-  return pair;
-}
-__device__ __forceinline__ uint32_t AsWord(__half2 pair) {
-  uint32_t word;
-  memcpy(&word, &pair, sizeof(word));
-  return word;
-}
-// Half `which` of a word, twice.
-__device__ __forceinline__ __half2 HalfOf(uint32_t word, int which) {
-  return which == 0 ? __low2half2(AsHalves(word)) : __high2half2(AsHalves(word));
-}
 
 }  // namespace crumb::gpu

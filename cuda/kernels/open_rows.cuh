@@ -12,9 +12,90 @@
 #include <cstdint>
 
 #include "cuda/kernels/aware_scratch.cuh"
-#include "cuda/kernels/round_rows.cuh"
+#include "cuda/kernels/packed.cuh"
+#include "cuda/kernels/page_rows.cuh"
+#include "cuda/kernels/row_levels.cuh"
 
 namespace crumb::gpu {
+
+// Over the four lanes of a row.
+template <typename Combine>
+__device__ __forceinline__ auto ReduceRow(auto value, Combine&& combine) {
+  value = combine(value, __shfl_xor_sync(kFullWarp, value, 8));
+  return combine(value, __shfl_xor_sync(kFullWarp, value, 16));
+}
+
+// One lane's share of a row, of which lane r + 8 p has the chunks p, p + 4, ... of eight channels,
+// and what all four lanes of the row know of it.
+template <int kDim>
+struct RowShare {
+  static constexpr int kChunks = kDim / 32;
+  __nv_bfloat162 pairs[kChunks][4];
+  int largest;  // Magnitude's bits; 0x7f80 and more: the row holds inf or NaN.
+  float low;
+  float high;
+
+  __device__ __forceinline__ void Load(const std::byte* row, int part) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const uint4 chunk = *reinterpret_cast<const uint4*>(row + (part + 4 * i) * 16);
+      pairs[i][0] = AsPair(chunk.x);
+      pairs[i][1] = AsPair(chunk.y);
+      pairs[i][2] = AsPair(chunk.z);
+      pairs[i][3] = AsPair(chunk.w);
+    }
+    __nv_bfloat162 most = AsPair(0);
+    __nv_bfloat162 least = pairs[0][0];
+    __nv_bfloat162 greatest = pairs[0][0];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        most = __hmax2_nan(most, __habs2(pairs[i][j]));
+        least = __hmin2(least, pairs[i][j]);
+        greatest = __hmax2(greatest, pairs[i][j]);
+      }
+    }
+    const uint32_t word = AsWord(most) & 0x7fff7fffu;
+    const int mine = static_cast<int>(max(word & 0xffff, word >> 16));
+    largest = ReduceRow(mine, [](int a, int b) { return max(a, b); });
+    low = ReduceRow(fminf(__low2float(least), __high2float(least)),
+                    [](float a, float b) { return fminf(a, b); });
+    high = ReduceRow(fmaxf(__low2float(greatest), __high2float(greatest)),
+                     [](float a, float b) { return fmaxf(a, b); });
+  }
+
+  // Of the whole row.
+  __device__ __forceinline__ float SumOfSquares() const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = __bfloat1622float2(pairs[i][j]);
+        sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+      }
+    }
+    return ReduceRow(sum, [](float a, float b) { return a + b; });
+  }
+
+  // (x - center) * factor of the share in fp16, to the row that it was loaded from.
+  __device__ __forceinline__ void StoreHalves(std::byte* row,
+                                              int part,
+                                              float factor,
+                                              float center) const {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      __half2 halves[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = __bfloat1622float2(pairs[i][j]);
+        halves[j] = __floats2half2_rn((x.x - center) * factor, (x.y - center) * factor);
+      }
+      memcpy(row + (part + 4 * i) * 16, halves, sizeof(halves));
+    }
+  }
+};
 
 // A lane's row, and its levels of the two ranges that the lane has.
 struct OpenRow {

@@ -15,6 +15,8 @@
 
 namespace crumb::gpu {
 
+inline constexpr int kRowsOfWarp = 16;  // That it rounds at a time.
+
 template <int kDim>
 struct PageTile {
   static constexpr uint32_t kRowBytes = 2 * kDim;
@@ -25,20 +27,20 @@ struct PageTile {
   static constexpr int kWordStride = kWordsOfRow + 1;
 };
 
-// Starts to copy rows into `tile`, 16 bytes a thread and step.
-template <int kDim, int kThreads>
-__device__ __forceinline__ void LoadRowsAsync(std::byte* tile,
-                                              const std::byte* rows,
-                                              size_t token_stride) {
+// Starts to copy kPageTokens / kWarps rows into `tile`, 16 bytes a lane and step: those of `warp`.
+template <int kDim, int kWarps>
+__device__ __forceinline__ void LoadRowsAsync(
+    std::byte* tile, const std::byte* rows, size_t token_stride, int warp, int lane) {
   using Tile = PageTile<kDim>;
   constexpr int kChunks = Tile::kRowBytes / 16;
-  constexpr int kStep = kThreads / kChunks;  // Rows.
-  const int row = static_cast<int>(threadIdx.x) / kChunks;
-  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  constexpr int kStep = 32 / kChunks;  // Rows.
+  constexpr int kRows = int{kPageTokens} / kWarps;
+  const int row = warp * kRows + lane / kChunks;
+  const int chunk = lane % kChunks;
   std::byte* to = tile + row * Tile::kStride + chunk * 16;
   const std::byte* from = rows + row * token_stride + chunk * 16;
 #pragma unroll
-  for (int i = 0; i < int{kPageTokens} / kStep; ++i) {
+  for (int i = 0; i < kRows / kStep; ++i) {
     CopyAsync16(to + i * kStep * Tile::kStride, from);
     from += kStep * token_stride;
   }
@@ -128,51 +130,27 @@ __device__ __forceinline__ uint32_t KeyWord(const uint32_t* row_words, int word,
          SpreadCodes(upper[1] >> shift & 0xff) << 4 | SpreadCodes(lower[1] >> shift & 0xff) << 6;
 }
 
-// Word `word` of lane (g, t) of V's codes.
-template <int kDim>
-__device__ __forceinline__ uint32_t ValueWord(const uint32_t* row_words, int word, int g, int t) {
-  using Tile = PageTile<kDim>;
-  const uint32_t* first = row_words + (8 * (word % 2) + t) * Tile::kWordStride + word / 2;
-  uint32_t result = 0;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t codes = first[(16 * j + 4 * half) * Tile::kWordStride] >> (2 * g);
-      result |= (codes & 3u) << (8 * j + 4 * half);            // Channel g.
-      result |= (codes >> 16 & 3u) << (8 * j + 4 * half + 2);  // Channel 8 + g.
-    }
-  }
-  return result;
-}
-
-// Writes the K or V part of a head block: codes and (scale, min) pairs, which lie in the page's
-// order in `meta`.
+// Writes K's codes of a head block.
 template <int kDim, int kThreads>
-__device__ __forceinline__ void StorePart(const uint32_t* row_words,
-                                          const __half2* meta,
-                                          bool is_value,
-                                          std::byte* block) {
-  constexpr Int2HeadBlock kFormat{kDim, kDim};
-  auto* codes = reinterpret_cast<uint4*>(
-      block + (is_value ? kFormat.value_codes_offset() : kFormat.key_codes_offset()));
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < kDim; i += kThreads) {
+__device__ __forceinline__ void StoreKeyWords(const uint32_t* row_words, std::byte* codes) {
+  for (int i = static_cast<int>(threadIdx.x); i < kDim; i += kThreads) {
     const int first = i / 32 * 4;
     const int g = i % 32 / 4;
     const int t = i % 4;
     uint32_t words[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      words[w] = is_value ? ValueWord<kDim>(row_words, first + w, g, t)
-                          : KeyWord<kDim>(row_words, first + w, g, t);
+      words[w] = KeyWord<kDim>(row_words, first + w, g, t);
     }
-    codes[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    reinterpret_cast<uint4*>(codes)[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  if (thread < 16) {
-    auto* to = reinterpret_cast<uint4*>(
-        block + (is_value ? kFormat.value_meta_offset() : kFormat.key_meta_offset()));
-    to[thread] = reinterpret_cast<const uint4*>(meta)[thread];
+}
+
+// Writes the (scale, min) pairs of K or V, which lie in the page's order in `meta`.
+__device__ __forceinline__ void StoreMeta(const __half2* meta, std::byte* to) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < int{Int2HeadBlock::meta_bytes() / 16}) {
+    reinterpret_cast<uint4*>(to)[thread] = reinterpret_cast<const uint4*>(meta)[thread];
   }
 }
 

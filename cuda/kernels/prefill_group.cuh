@@ -171,7 +171,7 @@ class PrefillGroup {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const std::byte* b = stage.keys + k / 4 * kTileBlock + k % 4 * 32;
-      WgmmaBf16<64>::template Run<0>(scores_, queries_[k], SwizzledDescriptor(b), k > 0);
+      Wgmma<64, __nv_bfloat16>::template Run<0>(scores_, queries_[k], SwizzledDescriptor(b), k > 0);
     }
     WgmmaCommit();
   }
@@ -183,11 +183,11 @@ class PrefillGroup {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if constexpr (kIsWindow) {  // Rows are tokens.
-        WgmmaBf16<kDim>::template Run<1>(
+        Wgmma<kDim, __nv_bfloat16>::template Run<1>(
             outputs_, weights_[k], SwizzledDescriptor(stage.values + k * 16 * kSwizzleRow), 1);
       } else {
-        WgmmaBf16<kDim>::template Run<0>(outputs_, weights_[k],
-                                         SwizzledDescriptor(stage.values + k * 32), 1);
+        Wgmma<kDim, __nv_bfloat16>::template Run<0>(outputs_, weights_[k],
+                                                    SwizzledDescriptor(stage.values + k * 32), 1);
       }
     }
     WgmmaCommit();

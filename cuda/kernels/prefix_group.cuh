@@ -138,8 +138,8 @@ class PrefixGroup {
 #pragma unroll
     for (int i = 0; i < kSteps * 2; ++i) {
       const std::byte* b = shared_.queries + i * 2 * Shared::kQueryStride;
-      Wgmma<kRows>::template Run<0>(scores_, a[i], WgmmaDescriptor(b, Shared::kQueryStride, 128),
-                                    i > 0);
+      Wgmma<kRows, __half>::template Run<0>(scores_, a[i],
+                                            WgmmaDescriptor(b, Shared::kQueryStride, 128), i > 0);
     }
     WgmmaCommit();
   }
@@ -193,8 +193,8 @@ class PrefixGroup {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
         const std::byte* b = shared_.weights[group_][buffer] + i * 2 * Shared::kWeightStride;
-        Wgmma<kRows>::template Run<1>(outputs_[m], a[m][i],
-                                      WgmmaDescriptor(b, Shared::kWeightStride, 128), 1);
+        Wgmma<kRows, __half>::template Run<1>(outputs_[m], a[m][i],
+                                              WgmmaDescriptor(b, Shared::kWeightStride, 128), 1);
       }
     }
     WgmmaCommit();

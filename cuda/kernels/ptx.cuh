@@ -144,17 +144,6 @@ __device__ __forceinline__ void AsyncProxyFence() {
 #endif
 }
 
-// *value += increment; what it was before. Orders all that this thread knows of before it, and what
-// other threads of the device published by the same call before it, after it.
-__device__ __forceinline__ uint32_t AddAcquireRelease(uint32_t* value, uint32_t increment) {
-  uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(value), "r"(increment)
-               : "memory");
-  return before;
-}
-
 // Until all work before this launch on its stream has ended and its writes are seen. Returns at
 // once in a launch that is not a programmatic dependent of another.
 __device__ __forceinline__ void WaitForEarlierWork() {

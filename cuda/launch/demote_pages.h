@@ -12,11 +12,21 @@ namespace crumb::gpu {
 
 // Enqueues; parameters are valid. Returns a cudaError_t.
 using LaunchDemotePages = int (*)(const DemotePagesParams& params,
+                                  bool has_warpgroups,
                                   uint32_t num_multiprocessors,
                                   CUstream_st* stream);
 
-int LaunchDemotePages64(const DemotePagesParams&, uint32_t num_multiprocessors, CUstream_st*);
-int LaunchDemotePages128(const DemotePagesParams&, uint32_t num_multiprocessors, CUstream_st*);
-int LaunchDemotePages256(const DemotePagesParams&, uint32_t num_multiprocessors, CUstream_st*);
+int LaunchDemotePages64(const DemotePagesParams&,
+                        bool has_warpgroups,
+                        uint32_t num_multiprocessors,
+                        CUstream_st*);
+int LaunchDemotePages128(const DemotePagesParams&,
+                         bool has_warpgroups,
+                         uint32_t num_multiprocessors,
+                         CUstream_st*);
+int LaunchDemotePages256(const DemotePagesParams&,
+                         bool has_warpgroups,
+                         uint32_t num_multiprocessors,
+                         CUstream_st*);
 
 }  // namespace crumb::gpu

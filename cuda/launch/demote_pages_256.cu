@@ -4,9 +4,10 @@
 namespace crumb::gpu {
 
 int LaunchDemotePages256(const DemotePagesParams& params,
+                         bool has_warpgroups,
                          uint32_t num_multiprocessors,
                          CUstream_st* stream) {
-  return LaunchDemote<256>(params, num_multiprocessors, stream);
+  return LaunchDemote<256>(params, has_warpgroups, num_multiprocessors, stream);
 }
 
 }  // namespace crumb::gpu
