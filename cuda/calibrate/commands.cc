@@ -22,6 +22,9 @@
 namespace crumb::calibrate {
 namespace {
 
+// Of |R R^T - I|, each element. Readers accept more, which costs quality and nothing else.
+constexpr double kVerifiedInverseError = 1e-6;
+
 // Writes the profile, whole or not at all, and describes it.
 absl::Status Write(const ProfileParts& parts,
                    const std::vector<std::string>& warnings,
@@ -115,9 +118,16 @@ absl::Status Verify(const std::filesystem::path& path,
         absl::StrCat(path.string(), " is profile ", id, ", expected ", expected_id,
                      "; engines of one namespace need the same file"));
   }
+  const double error = LargestInverseError(*profile);
+  if (!(error < kVerifiedInverseError)) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: a rotation is inverse to what reads it to %.1e alone, and one that was fitted in "
+        "double "
+        "and stored in float is to less than %.0e: it may be served, but fit or import it anew",
+        path.string(), error, kVerifiedInverseError));
+  }
   streams.out << path.string() << ": OK, profile " << id << "\n"
-              << absl::StreamFormat("rotations are inverse to what reads them to %.1e\n",
-                                    LargestInverseError(*profile));
+              << absl::StreamFormat("rotations are inverse to what reads them to %.1e\n", error);
   return absl::OkStatus();
 }
 

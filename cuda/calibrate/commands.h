@@ -57,7 +57,8 @@ absl::Status Inspect(const std::filesystem::path& path,
                      Streams streams);
 
 // Reads a profile with all checks; with `expected_id` (hexadecimal, a prefix will do)
-// FAILED_PRECONDITION when it has another one.
+// FAILED_PRECONDITION when it has another one. So too when a rotation and what undoes it are
+// further from the identity than 1e-6, a thousandth of what readers accept.
 absl::Status Verify(const std::filesystem::path& path,
                     const std::string& expected_id,
                     Streams streams);

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <string>
 
+#include "crumb/cuda/fit_profile.h"
 #include "crumb/cuda/profile.h"
 #include "crumb/cuda/statistics.h"
 #include "proto/base/file.h"
@@ -174,6 +175,24 @@ TEST_F(CalibrateProgramTest, AProfileThatIsNotTheExpectedOneFails) {
   EXPECT_EQ(other.status, 1);
   EXPECT_THAT(other.err, AllOf(HasSubstr("expected 00000000ffff"), HasSubstr("profile")));
   EXPECT_EQ(Run("verify stats").status, 1);
+}
+
+TEST_F(CalibrateProgramTest, RotationsThatReadersAcceptButFloatsWouldHoldBetterAreNotVerified) {
+  const auto statistics = Statistics::Load(folder_ / "stats");
+  ASSERT_TRUE(statistics.ok()) << statistics.status();
+  for (const float stretch : {1.0F, 1.00001F}) {
+    auto fitted = FitProfile(*statistics, {.choose = false});
+    ASSERT_TRUE(fitted.ok()) << fitted.status();
+    for (float& x : fitted->parts.value_rotation) {
+      x *= stretch;
+    }
+    const auto file = Profile::Serialize(fitted->parts);
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(WriteFileAtomically(folder_ / "profile", *file).ok());
+    const Outcome verify = Run("verify profile");
+    EXPECT_EQ(verify.status, stretch == 1 ? 0 : 1) << verify.err;
+    EXPECT_THAT(verify.err, HasSubstr(stretch == 1 ? "" : "to 2.0e-05 alone"));
+  }
 }
 
 TEST_F(CalibrateProgramTest, AFailedFitLeavesTheOldProfile) {
