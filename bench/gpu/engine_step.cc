@@ -72,15 +72,18 @@ double Microseconds(std::chrono::steady_clock::duration duration) {
 EngineStep::EngineStep(const DecodeBatch& batch,
                        const CodecPages& rows,
                        std::shared_ptr<const Profile> profile,  // shared: as everywhere.
-                       bool keeps_outputs_rotated)
-    : rows_(rows), geometry_(batch.shape().geometry), num_sequences_(batch.shape().num_sequences) {
+                       const Form& form)
+    : rows_(rows),
+      form_(form),
+      geometry_(batch.shape().geometry),
+      num_sequences_(batch.shape().num_sequences) {
   const Windows& windows = profile->windows();
   const uint64_t history_tokens = uint64_t{num_sequences_} * batch.shape().history_tokens;
   pool_ = Must(GpuPagePool::Create(
       {.profile = std::move(profile),
        .int2_pages = num_sequences_ * 4,
        .bf16_pages = GpuPagePool::Bf16PagesFor(windows, num_sequences_, kChunkTokens),
-       .keeps_outputs_rotated = keeps_outputs_rotated}));
+       .keeps_outputs_rotated = form.keeps_outputs_rotated}));
   batch_ = Must(
       GpuBatch::Create({.pool = pool_.get(),
                         .num_query_heads = batch.shape().num_query_heads,
@@ -109,12 +112,16 @@ void EngineStep::Adopt(const DecodeBatch& batch) {
   const auto history = Table(params.history, num_sequences_);
   const auto windows = Table(params.windows, num_sequences_);
   const std::shared_ptr<const Profile> profile(&pool_->profile(), [](const Profile*) {});
+  std::shared_ptr<BatchPrefix> prefix;
   for (uint32_t i = 0; i < num_sequences_; ++i) {
     const auto first = history.begin() + static_cast<ptrdiff_t>(size_t{i} * params.history.stride);
     std::vector<const std::byte*> pages(first, first + params.history.stride);
     sequences_.push_back(Must(GpuSequence::Create({.pool = pool_.get()})));
-    Must(sequences_[i]->Adopt(std::make_shared<BatchPrefix>(
-        windows[size_t{i} * params.windows.stride], std::move(pages), profile)));
+    if (i == 0 || !form_.has_one_prefix) {
+      prefix = std::make_shared<BatchPrefix>(windows[size_t{i} * params.windows.stride],
+                                             std::move(pages), profile);
+    }
+    Must(sequences_[i]->Adopt(prefix));
     members_.push_back({sequences_[i].get(), 1});
   }
 }
@@ -141,7 +148,9 @@ void EngineStep::Capture() {
   cudaGraph_t graph = nullptr;
   CheckCuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capturing");
   for (uint32_t layer = 0; layer < geometry_.num_layers; ++layer) {
-    Must(batch_->DecodeLayer(layer, num_sequences_, RowsOf(layer), stream_));
+    Must(form_.reads_it_once
+             ? batch_->DecodeSharedLayer(layer, num_sequences_, RowsOf(layer), stream_)
+             : batch_->DecodeLayer(layer, num_sequences_, RowsOf(layer), stream_));
   }
   CheckCuda(cudaStreamEndCapture(stream_, &graph), "ending a capture");
   CheckCuda(cudaGraphInstantiate(&graph_, graph, 0), "instantiating a graph");
@@ -158,7 +167,8 @@ EngineStep::Times EngineStep::Run() {
   for (int i = 0; i < kSteps; ++i) {
     const uint32_t free_before = pool_->usage(PageEncoding::kInt2).num_free;
     const auto start = Clock::now();
-    Must(batch_->BeginStep({.members = members_, .is_replayed = true}, stream_));
+    Must(batch_->BeginStep(
+        {.members = members_, .is_replayed = true, .shares_prefix = form_.reads_it_once}, stream_));
     const auto begun = Clock::now();
     CheckCuda(cudaEventRecord(begin, stream_), "recording an event");
     CheckCuda(cudaGraphLaunch(graph_, stream_), "launching a graph");

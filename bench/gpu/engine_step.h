@@ -19,11 +19,16 @@ namespace crumb::bench {
 
 class EngineStep {
  public:
+  struct Form {
+    bool keeps_outputs_rotated = true;
+    bool has_one_prefix = false;  // All sequences have adopted that of the first,
+    bool reads_it_once = false;   // and steps are begun with shares_prefix.
+  };
   // History pages and layers' rows are those of `batch` and `rows`, which outlive this.
   EngineStep(const DecodeBatch& batch,
              const CodecPages& rows,
              std::shared_ptr<const Profile> profile,  // shared: as everywhere.
-             bool keeps_outputs_rotated);
+             const Form& form);
   ~EngineStep();
   EngineStep(const EngineStep&) = delete;
   EngineStep& operator=(const EngineStep&) = delete;
@@ -48,6 +53,7 @@ class EngineStep {
   GpuBatch::LayerRows RowsOf(uint32_t layer) const;
 
   const CodecPages& rows_;
+  const Form form_;
   const Geometry geometry_;
   const uint32_t num_sequences_;
   uint32_t window_tokens_ = 0;

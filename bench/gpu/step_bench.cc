@@ -54,23 +54,42 @@ AppendRowsParams AppendParams(const CodecPages& pages,
   return params;
 }
 
-void ReportEngine(const NamedShape& shape,
+// Those of one step, and what to call them.
+void ReportEngine(const std::string& shape,
+                  const EngineStep::Form& form,
                   const DecodeBatch& batch,
                   const CodecPages& pages,
                   const std::shared_ptr<const Profile>& profile,
-                  double bytes,
-                  double copy) {
-  for (const bool keeps_outputs_rotated : {true, false}) {
-    EngineStep engine(batch, pages, profile, keeps_outputs_rotated);
-    const EngineStep::Times times = engine.Run();
-    std::printf(
-        "{\"op\": \"engine_step\", \"shape\": \"%s, 36 layers%s\", \"window_tokens\": %u, "
-        "\"ms\": %.4f, \"graph_ms\": %.4f, \"begin_us\": %.1f, \"end_us\": %.1f, "
-        "\"validate_us\": %.1f, \"demoting_ms\": %.4f, \"bytes\": %.0f, \"roofline_ms\": %.4f}\n",
-        shape.name, keeps_outputs_rotated ? "" : ", outputs rotated back", engine.window_tokens(),
-        times.step_ms, times.graph_ms, times.begin_us, times.end_us, times.validate_us,
-        times.demoting_ms, bytes, bytes / copy / 1e6);
-    std::fflush(stdout);
+                  const std::string& bytes) {
+  EngineStep engine(batch, pages, profile, form);
+  const EngineStep::Times times = engine.Run();
+  std::printf(
+      "{\"op\": \"engine_step\", \"shape\": \"%s\", \"window_tokens\": %u, \"ms\": %.4f, "
+      "\"graph_ms\": %.4f, \"begin_us\": %.1f, \"end_us\": %.1f, \"validate_us\": %.1f, "
+      "\"demoting_ms\": %.4f, %s}\n",
+      shape.c_str(), engine.window_tokens(), times.step_ms, times.graph_ms, times.begin_us,
+      times.end_us, times.validate_us, times.demoting_ms, bytes.c_str());
+  std::fflush(stdout);
+}
+
+// 32 sequences on one prefix of 100,000 tokens.
+void ReportSharedPrefix(const CodecPages& pages, const std::shared_ptr<const Profile>& profile) {
+  constexpr uint32_t kSequences = 32;
+  constexpr uint32_t kTokens = 99968;
+  const DecodeBatch batch({.num_sequences = kSequences,
+                           .history_tokens = kTokens,
+                           .window_tokens = kWindowTokens,
+                           .shared_tokens = kTokens,
+                           .geometry = kModel});
+  const double bytes =
+      kModel.num_layers * (batch.HistoryBytes() / kSequences + batch.WindowBytes());
+  char text[64];
+  std::snprintf(text, sizeof(text), "\"bytes\": %.0f", bytes);
+  for (const bool reads_it_once : {false, true}) {
+    ReportEngine(reads_it_once ? "32 on one prefix of 100K, read once, 36 layers"
+                               : "32 on one prefix of 100K, 36 layers",
+                 {.has_one_prefix = true, .reads_it_once = reads_it_once}, batch, pages, profile,
+                 text);
   }
 }
 
@@ -101,7 +120,13 @@ void Report(const NamedShape& shape,
         shape.name, kWindowTokens, is_settled ? "true" : "false", ms, bytes, bytes / copy / 1e6);
     std::fflush(stdout);
   }
-  ReportEngine(shape, batch, pages, profile, bytes, copy);
+  char text[96];
+  std::snprintf(text, sizeof(text), "\"bytes\": %.0f, \"roofline_ms\": %.4f", bytes,
+                bytes / copy / 1e6);
+  const std::string name = std::string(shape.name) + ", 36 layers";
+  ReportEngine(name, {}, batch, pages, profile, text);
+  ReportEngine(name + ", outputs rotated back", {.keeps_outputs_rotated = false}, batch, pages,
+               profile, text);
 }
 
 }  // namespace
@@ -120,5 +145,6 @@ int main() {
   for (const auto& shape : crumb::bench::kShapes) {
     crumb::bench::Report(shape, pages, profile, copy);
   }
+  crumb::bench::ReportSharedPrefix(pages, profile);
   return 0;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/gpu_batch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -102,15 +103,27 @@ GpuBatch::Impl::Impl(const Options& options)
   num_windows_.reserve(options.max_sequences);
 }
 
+// Of decoding any number of rows, with a shared prefix or without.
+absl::StatusOr<size_t> GpuBatch::Impl::WorkspaceBytes() const {
+  SharedDecodeParams shape;
+  shape.batch.num_query_heads = options_.num_query_heads;
+  shape.batch.num_kv_heads = geometry().num_kv_heads;
+  shape.batch.head_dim = geometry().key_dim;
+  shape.prefix.stride = shape_.history_stride;
+  size_t most = 0;
+  for (uint32_t num_rows = 1; num_rows <= options_.max_sequences; ++num_rows) {
+    shape.batch.num_sequences = num_rows;
+    CRUMB_ASSIGN_OR_RETURN(const size_t bytes, SharedDecodeWorkspaceBytes(shape));
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
 absl::StatusOr<std::unique_ptr<GpuBatch::Impl>> GpuBatch::Impl::Create(const Options& options) {
   std::unique_ptr<Impl> batch(new Impl(options));
   const ScopedGpu current(batch->gpu());
   CRUMB_RETURN_IF_ERROR(current.status());
-  SplitDecodeParams decode;  // Of the shape alone.
-  decode.num_query_heads = options.num_query_heads;
-  decode.num_kv_heads = batch->geometry().num_kv_heads;
-  decode.head_dim = batch->geometry().key_dim;
-  CRUMB_ASSIGN_OR_RETURN(batch->workspace_bytes_, SplitDecodeWorkspaceBytes(decode));
+  CRUMB_ASSIGN_OR_RETURN(batch->workspace_bytes_, batch->WorkspaceBytes());
 
   const size_t table_bytes = StepTables::Bytes(batch->shape_);
   const size_t row_bytes = sizeof(uint16_t) * options.num_query_heads * batch->geometry().key_dim;
@@ -173,7 +186,13 @@ absl::Status GpuBatch::DecodeLayer(uint32_t layer,
                                    uint32_t num_rows,
                                    const LayerRows& rows,
                                    GpuStream stream) {
-  return impl_->DecodeLayer(layer, num_rows, rows, stream);
+  return impl_->DecodeLayer(layer, num_rows, /*shares_prefix=*/false, rows, stream);
+}
+absl::Status GpuBatch::DecodeSharedLayer(uint32_t layer,
+                                         uint32_t num_rows,
+                                         const LayerRows& rows,
+                                         GpuStream stream) {
+  return impl_->DecodeLayer(layer, num_rows, /*shares_prefix=*/true, rows, stream);
 }
 absl::Status GpuBatch::EndStep(GpuStream stream) {
   return impl_->EndStep(stream);

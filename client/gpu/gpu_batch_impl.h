@@ -14,6 +14,7 @@
 #include "client/gpu/gpu_sequence_impl.h"
 #include "client/gpu/step_tables.h"
 #include "crumb/cuda/prefill_attention.h"
+#include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "crumb/cuda/transfer.h"
 #include "crumb/gpu_batch.h"
@@ -33,6 +34,7 @@ class GpuBatch::Impl {
   absl::Status Layer(uint32_t layer, const LayerRows& rows, GpuStream stream);
   absl::Status DecodeLayer(uint32_t layer,
                            uint32_t num_rows,
+                           bool shares_prefix,
                            const LayerRows& rows,
                            GpuStream stream);
   absl::Status EndStep(GpuStream stream);
@@ -43,12 +45,14 @@ class GpuBatch::Impl {
  private:
   explicit Impl(const Options& options);
 
+  absl::StatusOr<size_t> WorkspaceBytes() const;
   const Geometry& geometry() const { return pool_.geometry(); }
   int gpu() const { return pool_.options().gpu; }
 
   // Of BeginStep.
   absl::Status CheckMembers(std::span<const Member> members) const;
   absl::Status CheckMember(const Member& member) const;
+  absl::Status CheckForm(const Step& step) const;
   absl::Status Reserve(std::span<const Member> members);
   absl::Status Prepare(GpuStream stream);
   absl::Status DemoteOverdue(GpuStream stream);
@@ -58,6 +62,10 @@ class GpuBatch::Impl {
   absl::Status CheckLayer(const char* call, uint32_t layer) const;
   AppendRowsParams Append(uint32_t layer, const LayerRows& rows, uint32_t num_tokens) const;
   SplitDecodeParams Decode(uint32_t layer, uint32_t num_rows, void* out) const;
+  absl::Status EnqueueDecode(const SplitDecodeParams& params,
+                             uint32_t layer,
+                             bool shares_prefix,
+                             GpuStream stream) const;
   PrefillAttentionParams Prefill(uint32_t layer,
                                  uint32_t index,
                                  uint32_t first_token,
@@ -93,6 +101,7 @@ class GpuBatch::Impl {
   std::vector<Member> members_;  // Of the step begun last.
   bool is_open_ = false;
   bool is_replayed_ = false;
+  bool shares_prefix_ = false;
   uint32_t num_decoded_ = 0;     // Members of one token, which come first.
   uint64_t history_tokens_ = 0;  // Of those.
   std::vector<bool> enqueued_;   // By layer.

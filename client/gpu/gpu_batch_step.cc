@@ -71,14 +71,36 @@ absl::Status GpuBatch::Impl::CheckMembers(std::span<const Member> members) const
   return absl::OkStatus();
 }
 
+// Whether the members suit how the layers are to be made.
+absl::Status GpuBatch::Impl::CheckForm(const Step& step) const {
+  if (!step.is_replayed && !step.shares_prefix) {
+    return absl::OkStatus();
+  }
+  if (step.members.back().num_tokens > 1) {
+    return OfMember(
+        step.members.size() - 1,
+        absl::InvalidArgumentError(absl::StrCat(
+            "it brings ", step.members.back().num_tokens, " tokens; a step that is ",
+            step.is_replayed ? "replayed" : "of a shared prefix", " takes one of each sequence")));
+  }
+  for (size_t i = 0; step.shares_prefix && i < step.members.size(); ++i) {
+    const GpuSequence::Impl& first = step.members[0].sequence->impl();
+    const GpuSequence::Impl& sequence = step.members[i].sequence->impl();
+    if (!sequence.SharesPrefixWith(first) || sequence.adopted_history().empty()) {
+      return OfMember(i, absl::FailedPreconditionError(
+                             sequence.adopted_history().empty()
+                                 ? "it has adopted no prefix that reaches into history; begin the "
+                                   "step without shares_prefix"
+                                 : "it has adopted another prefix than member 0; begin the step "
+                                   "without shares_prefix"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status GpuBatch::Impl::BeginStep(const Step& step, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(CheckMembers(step.members));
-  if (step.is_replayed && step.members.back().num_tokens > 1) {
-    return OfMember(step.members.size() - 1,
-                    absl::InvalidArgumentError(absl::StrCat(
-                        "it brings ", step.members.back().num_tokens,
-                        " tokens; layers that are replayed take one of each sequence")));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckForm(step));
   const ScopedGpu current(gpu());
   CRUMB_RETURN_IF_ERROR(current.status());
   // Until the copies of the step before have been made, its tables must stay.
@@ -86,6 +108,7 @@ absl::Status GpuBatch::Impl::BeginStep(const Step& step, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(Reserve(step.members));
   is_open_ = true;
   is_replayed_ = step.is_replayed;
+  shares_prefix_ = step.shares_prefix;
   absl::Status status = Prepare(stream);
   if (!status.ok()) {
     AbandonStep();
@@ -154,7 +177,10 @@ absl::Status GpuBatch::Impl::DemoteOverdue(GpuStream stream) {
 }
 
 void GpuBatch::Impl::FillTables() {
-  tables_->Begin();
+  const std::span<const std::byte* const> prefix =
+      shares_prefix_ ? members_[0].sequence->impl().adopted_history()
+                     : std::span<const std::byte* const>();
+  tables_->Begin(prefix);
   num_windows_.clear();
   history_tokens_ = 0;
   for (const Member& member : members_) {
@@ -165,7 +191,7 @@ void GpuBatch::Impl::FillTables() {
                   .length = sequence.length(),
                   .num_tokens = member.num_tokens,
                   .num_pages = pages.num_pages(),
-                  .history = pages.history(),
+                  .history = pages.history().subspan(prefix.size()),
                   .windows = windows_});
     num_windows_.push_back(static_cast<uint32_t>(windows_.size()));
     history_tokens_ += pages.history().size() * kPageTokens;

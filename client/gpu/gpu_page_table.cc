@@ -55,6 +55,7 @@ absl::Status GpuPageTable::Adopt(std::vector<SharedPage> prefix) {
   shared_ = std::move(prefix);
   pages_ = std::move(pages);
   history_ = std::move(history);
+  num_adopted_history_ = history_.size();
   AdvanceHistoryEnd();
   return absl::OkStatus();
 }

@@ -89,6 +89,8 @@ class GpuPageTable {
   const std::byte* Page(PageIdx page, PageEncoding encoding) const;
   // INT2 pages that attention reads, in the order in which they came to be; only ever appended to.
   std::span<const std::byte* const> history() const { return history_; }
+  // Of those the first, which are the prefix's and the same for all that adopted it.
+  size_t num_adopted_history() const { return num_adopted_history_; }
   // BF16 pages that attention reads, in order of position; all full but the last.
   void CollectWindows(std::vector<const std::byte*>* windows) const;
 
@@ -133,6 +135,7 @@ class GpuPageTable {
   std::vector<SharedPage> shared_;
   std::vector<Entry> pages_;
   std::vector<const std::byte*> history_;
+  size_t num_adopted_history_ = 0;
   uint32_t history_end_page_ = 0;  // Pages of [sink, here) are in history.
   uint32_t retained_first_ = 0;
   uint32_t retained_end_ = 0;

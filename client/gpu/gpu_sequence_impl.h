@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "absl/status/status.h"
 
@@ -26,6 +27,11 @@ class GpuSequence::Impl {
   // One answer of Validate is for both, but for their own pages.
   bool SharesPrefixWith(const Impl& other) const {
     return prefix_ == other.prefix_ && upload_ == other.upload_;
+  }
+
+  // The pages of history that it shares with all that adopted its prefix.
+  std::span<const std::byte* const> adopted_history() const {
+    return pages_.history().first(pages_.num_adopted_history());
   }
 
   // shared: both with who else adopts the prefix.

@@ -9,7 +9,7 @@
 namespace crumb {
 
 size_t StepTables::WindowsOffset(const Shape& shape) {
-  const size_t words = size_t{2} * shape.max_rows + size_t{2} * shape.max_tokens;
+  const size_t words = size_t{2} * shape.max_rows + size_t{2} * shape.max_tokens + 1;
   return (words * sizeof(uint32_t) + alignof(void*) - 1) / alignof(void*) * alignof(void*);
 }
 
@@ -18,20 +18,30 @@ size_t StepTables::HistoryOffset(const Shape& shape) {
 }
 
 size_t StepTables::Bytes(const Shape& shape) {
-  return HistoryOffset(shape) + sizeof(void*) * shape.max_rows * shape.history_stride;
+  return HistoryOffset(shape) + sizeof(void*) * (shape.max_rows + size_t{1}) * shape.history_stride;
 }
 
 StepTables::StepTables(const Shape& shape, std::byte* image)
     : shape_(shape), image_(image), known_(shape.max_rows) {
   CRUMB_CHECK(shape.max_tokens >= shape.max_rows, "a row has a token");
   std::fill_n(image, Bytes(shape), std::byte{0});
-  ranges_.reserve(size_t{1} + shape.max_rows);
+  ranges_.reserve(size_t{2} + shape.max_rows);
 }
 
-void StepTables::Begin() {
+void StepTables::Begin(std::span<const std::byte* const> prefix) {
+  CRUMB_CHECK(prefix.size() <= shape_.history_stride, "the caller has checked the limits");
   num_rows_ = 0;
   num_tokens_ = 0;
   ranges_.clear();
+  prefix_pages_ = prefix.size();
+  *At<uint32_t>(prefix_pages_offset()) = static_cast<uint32_t>(prefix.size());
+  const auto image = At<const std::byte*>(prefix_offset());
+  // Comparing some thousand addresses is nothing beside knowing whose they were.
+  if (prefix.size() > known_prefix_pages_ || !std::equal(prefix.begin(), prefix.end(), image)) {
+    std::copy(prefix.begin(), prefix.end(), image);
+    ranges_.push_back({prefix_offset(), prefix.size() * sizeof(void*)});
+    known_prefix_pages_ = prefix.size();
+  }
 }
 
 void StepTables::Add(const Row& row) {
@@ -52,8 +62,8 @@ void StepTables::Add(const Row& row) {
   }
 
   Known& known = known_[index];
-  if (known.sequence_id != row.sequence_id) {
-    known = {.sequence_id = row.sequence_id, .history_pages = 0};
+  if (known.sequence_id != row.sequence_id || known.prefix_pages != prefix_pages_) {
+    known = {row.sequence_id, prefix_pages_, 0};
   }
   const size_t first = known.history_pages;
   const size_t count = row.history.size() - first;
@@ -80,6 +90,7 @@ std::span<const StepTables::Range> StepTables::Finish() {
 
 void StepTables::Forget() {
   std::fill(known_.begin(), known_.end(), Known{});
+  known_prefix_pages_ = 0;
 }
 
 }  // namespace crumb

@@ -6,8 +6,8 @@
 // steps is nothing.
 //
 //   one copy a step   [window_tokens: rows][history_pages: rows][slots: tokens][rows: tokens]
-//                     [windows: rows x window_stride]
-//   as it changes     [history: rows x history_stride]
+//                     [prefix_pages][windows: rows x window_stride]
+//   as it changes     [history: rows x history_stride][prefix: history_stride]
 //
 // Thread-compatible.
 #pragma once
@@ -48,8 +48,9 @@ class StepTables {
   // `image` has Bytes(shape) and outlives this. Aligned to 8 bytes.
   StepTables(const Shape& shape, std::byte* image);
 
-  // A new step without rows.
-  void Begin();
+  // A new step without rows. `prefix`: pages that all rows begin with and that their own histories
+  // leave out; at most history_stride.
+  void Begin(std::span<const std::byte* const> prefix = {});
   // The next row and its tokens. At most max_rows and max_tokens in all.
   void Add(const Row& row);
   // Marks all further rows, and tokens up to max_rows, as padding, and says what to copy. Valid
@@ -66,17 +67,22 @@ class StepTables {
   size_t history_pages_offset() const { return sizeof(uint32_t) * shape_.max_rows; }
   size_t slots_offset() const { return 2 * history_pages_offset(); }
   size_t token_rows_offset() const { return slots_offset() + sizeof(uint32_t) * shape_.max_tokens; }
+  size_t prefix_pages_offset() const {
+    return token_rows_offset() + sizeof(uint32_t) * shape_.max_tokens;
+  }
   size_t windows_offset(uint32_t row = 0) const {
     return WindowsOffset(shape_) + sizeof(void*) * row * shape_.window_stride;
   }
   size_t history_offset(uint32_t row = 0) const {
     return HistoryOffset(shape_) + sizeof(void*) * row * shape_.history_stride;
   }
+  size_t prefix_offset() const { return history_offset(shape_.max_rows); }
 
  private:
   // What the device's row of history holds.
   struct Known {
     uint64_t sequence_id = 0;
+    size_t prefix_pages = 0;  // That it leaves out.
     uint32_t history_pages = 0;
   };
 
@@ -90,6 +96,8 @@ class StepTables {
   const Shape shape_;
   std::byte* const image_;
   std::vector<Known> known_;
+  size_t prefix_pages_ = 0;        // Of the step.
+  size_t known_prefix_pages_ = 0;  // That the device has, as the image.
   uint32_t num_rows_ = 0;
   uint32_t num_tokens_ = 0;
   std::vector<Range> ranges_;

@@ -20,6 +20,7 @@
 #include "crumb/cuda/demote_pages.h"
 #include "crumb/cuda/device_profile.h"
 #include "crumb/cuda/prefill_attention.h"
+#include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "crumb/cuda/transfer.h"
 #include "proto/base/bfloat16.h"
@@ -288,6 +289,13 @@ absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream /*stream*/) 
 }
 absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& params, GpuStream /*stream*/) {
   return ValidateSplitDecode(params);
+}
+absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& /*params*/) {
+  return 256;
+}
+absl::Status SharedDecode(const SharedDecodeParams& params, GpuStream /*stream*/) {
+  CRUMB_RETURN_IF_ERROR(ValidateSharedDecode(params));
+  return Enqueue([=] { ExpectOk(SharedDecodeReference(params)); });
 }
 absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream /*stream*/) {
   CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));

@@ -183,12 +183,15 @@ std::vector<float> GpuScene::Rows(
   return rows;
 }
 
-absl::Status GpuScene::Begin(std::span<const Member> members, bool is_replayed) {
+absl::Status GpuScene::Begin(std::span<const Member> members,
+                             bool is_replayed,
+                             bool shares_prefix) {
   std::vector<GpuBatch::Member> of_batch;
   for (const Member& member : members) {
     of_batch.push_back({member.live->gpu.get(), member.num_tokens});
   }
-  return batch_->BeginStep({.members = of_batch, .is_replayed = is_replayed}, stream());
+  return batch_->BeginStep(
+      {.members = of_batch, .is_replayed = is_replayed, .shares_prefix = shares_prefix}, stream());
 }
 
 void GpuScene::EnqueueRows(std::span<const Member> members) {
@@ -229,10 +232,12 @@ void GpuScene::EnqueueLayers() {
   }
 }
 
-std::unique_ptr<StepGraph> GpuScene::Capture(uint32_t num_rows) {
+std::unique_ptr<StepGraph> GpuScene::Capture(uint32_t num_rows, bool shares_prefix) {
   return StepGraph::Capture([&](GpuStream captured) {
     for (uint32_t layer = 0; layer < geometry_.num_layers; ++layer) {
-      const absl::Status status = batch_->DecodeLayer(layer, num_rows, RowsOf(layer), captured);
+      const absl::Status status =
+          shares_prefix ? batch_->DecodeSharedLayer(layer, num_rows, RowsOf(layer), captured)
+                        : batch_->DecodeLayer(layer, num_rows, RowsOf(layer), captured);
       ASSERT_TRUE(status.ok()) << status;
     }
   });
@@ -333,26 +338,23 @@ uint32_t CountTokens(std::span<const GpuScene::Member> members) {
 
 }  // namespace
 
-void GpuScene::Step(std::span<const Member> members) {
-  const absl::Status begun = Begin(members);
-  ASSERT_TRUE(begun.ok()) << begun;
-  EnqueueRows(members);
-  EnqueueLayers();
-  Outputs outputs;
-  EnqueueDownload(&outputs, CountTokens(members));
-  const absl::Status ended = batch_->EndStep(stream());
-  ASSERT_TRUE(ended.ok()) << ended;
-  Wait();
-  host_rows_.clear();
-  ASSERT_TRUE(batch_->Validate().ok()) << batch_->Validate();
-  ExpectCpus(members, outputs);
+void GpuScene::Step(std::span<const Member> members, bool shares_prefix) {
+  Run(members, nullptr, shares_prefix);
 }
 
-void GpuScene::Replay(std::span<const Member> members, StepGraph* graph) {
-  EnqueueRows(members);
-  const absl::Status begun = Begin(members, /*is_replayed=*/true);
+void GpuScene::Replay(std::span<const Member> members, StepGraph* graph, bool shares_prefix) {
+  Run(members, graph, shares_prefix);
+}
+
+void GpuScene::Run(std::span<const Member> members, StepGraph* graph, bool shares_prefix) {
+  const absl::Status begun = Begin(members, /*is_replayed=*/graph != nullptr, shares_prefix);
   ASSERT_TRUE(begun.ok()) << begun;
-  graph->Launch(stream());
+  EnqueueRows(members);
+  if (graph == nullptr) {
+    EnqueueLayers();
+  } else {
+    graph->Launch(stream());
+  }
   Outputs outputs;
   EnqueueDownload(&outputs, CountTokens(members));
   const absl::Status ended = batch_->EndStep(stream());

@@ -110,18 +110,20 @@ class GpuScene {
   std::unique_ptr<GpuSequence> NewSequence(uint32_t max_tokens = kMaxTokens) const;
 
   // One step of all members, on both sides; expects equal outputs.
-  void Step(std::span<const Member> members);
+  void Step(std::span<const Member> members, bool shares_prefix = false);
   void Step(Live* live, uint32_t num_tokens) { Step(std::vector<Member>{{live, num_tokens}}); }
   // The layers of a decode step of `num_rows` rows, to be launched by Replay.
-  std::unique_ptr<StepGraph> Capture(uint32_t num_rows);
-  void Replay(std::span<const Member> members, StepGraph* graph);
+  std::unique_ptr<StepGraph> Capture(uint32_t num_rows, bool shares_prefix = false);
+  void Replay(std::span<const Member> members, StepGraph* graph, bool shares_prefix = false);
 
   // The parts of Step. Rows of one step are on the device at a time, outputs in a host buffer of
   // the caller's.
   struct Outputs {
     std::vector<std::vector<std::byte>> layers;  // [layer] of [token, query head, dim].
   };
-  absl::Status Begin(std::span<const Member> members, bool is_replayed = false);
+  absl::Status Begin(std::span<const Member> members,
+                     bool is_replayed = false,
+                     bool shares_prefix = false);
   void EnqueueRows(std::span<const Member> members);
   void EnqueueLayers();
   void EnqueueDownload(Outputs* outputs, uint32_t num_tokens);
@@ -145,6 +147,8 @@ class GpuScene {
  private:
   enum class Kind : uint8_t { kQuery, kKey, kValue };
 
+  // With a graph or without.
+  void Run(std::span<const Member> members, StepGraph* graph, bool shares_prefix);
   GpuBatch::LayerRows RowsOf(uint32_t layer) const;
   uint32_t NumHeads(Kind kind) const;
   size_t TokenBytes() const;

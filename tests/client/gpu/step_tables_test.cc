@@ -122,6 +122,40 @@ TEST_F(StepTablesTest, RowsWithoutASequenceArePadding) {
   }
 }
 
+TEST_F(StepTablesTest, PrefixIsCopiedWhenItIsAnotherAndRowsWhenTheyBeginAfterIt) {
+  Twin whole = NewTwin(64 * 20 + 5, 16);
+  const std::vector<const std::byte*> prefix(whole.history.begin(), whole.history.begin() + 10);
+  const std::vector<const std::byte*> own(whole.history.begin() + 10, whole.history.end());
+  const std::vector<const std::byte*> other(10, NextPage());
+  whole.windows.assign(5, NextPage());
+  const auto step = [&](std::span<const std::byte* const> shared) {
+    tables_.Begin(shared);
+    tables_.Add({.sequence_id = whole.id,
+                 .length = whole.length,
+                 .num_tokens = 1,
+                 .num_pages = 21,
+                 .history = std::span(whole.history).subspan(shared.size()),
+                 .windows = whole.windows});
+    return (Copy() - tables_.windows_offset(1)) / sizeof(void*);
+  };
+  EXPECT_EQ(step({}), 16u);
+  EXPECT_EQ(step(prefix), 10u + 6u);
+  EXPECT_EQ(*Device<uint32_t>(tables_.prefix_pages_offset()), 10u);
+  EXPECT_TRUE(
+      std::equal(prefix.begin(), prefix.end(), Device<const std::byte*>(tables_.prefix_offset())));
+  EXPECT_EQ(Device<uint32_t>(tables_.history_pages_offset())[0], 6u);
+  EXPECT_TRUE(
+      std::equal(own.begin(), own.end(), Device<const std::byte*>(tables_.history_offset(0))));
+  EXPECT_EQ(Device<uint32_t>(StepTables::window_tokens_offset())[0], 5 * 64 - 64 + 6u);
+  EXPECT_EQ(step(prefix), 0u);
+  EXPECT_EQ(step(std::span(prefix).first(7)), 9u) << "the prefix itself is there already";
+  EXPECT_EQ(step(other), 10u + 6u);
+  EXPECT_EQ(step({}), 16u);
+  EXPECT_EQ(*Device<uint32_t>(tables_.prefix_pages_offset()), 0u);
+  tables_.Forget();
+  EXPECT_EQ(step(other), 16u);
+}
+
 TEST_F(StepTablesTest, AnyStepsOfAnyMembersGiveWhatTheTwinHas) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     std::mt19937 random(seed);

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prefixes that sequences on a GPU have adopted.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "crumb/gpu_batch.h"
+#include "tests/client/gpu/gpu_batch_fixture.h"
+#include "tests/client/sequence/sequence_testing.h"
+
+namespace crumb {
+namespace {
+
+using testing::HasSubstr;
+
+TEST_F(GpuBatchTest, AdoptedPrefixIsReadInPlaceAndGrownBeyond) {
+  GpuScene scene(FloatOptions());
+  const auto publisher = scene.NewLive(9);
+  ASSERT_TRUE(publisher->cpu->RetainTail(320).ok());
+  ASSERT_TRUE(publisher->gpu->RetainTail(320).ok());
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 200));
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 200));
+  ASSERT_NO_FATAL_FAILURE(scene.ExpectSamePages(*publisher));
+
+  const std::shared_ptr<const Profile> profile(&scene.pool().profile(), [](const Profile*) {});
+  const auto on_gpu = std::make_shared<DevicePrefix>(*publisher->cpu, 5);
+  const auto readers = Prefilled(&scene, {30});
+  for (int i = 0; i < 2; ++i) {
+    auto reader = scene.NewLive(50 + static_cast<uint32_t>(i));
+    ASSERT_TRUE(reader->gpu->Adopt(on_gpu).ok());
+    ASSERT_TRUE(reader->cpu->Adopt(FakePrefix::Of(*publisher->cpu, profile, 5)).ok());
+    EXPECT_EQ(reader->gpu->length(), 320u);
+    EXPECT_EQ(reader->gpu->footprint().own_bf16_bytes, 0u);
+    EXPECT_EQ(reader->gpu->Page(PageIdx(2), PageEncoding::kInt2),
+              on_gpu->GpuPage(PageIdx(2), PageEncoding::kInt2));
+    const std::vector<Member> both = {{readers[0].get(), 1}, {reader.get(), 40}};
+    ASSERT_NO_FATAL_FAILURE(scene.Step(both));
+    for (int token = 0; token < 130; ++token) {
+      ASSERT_NO_FATAL_FAILURE(
+          scene.Step(std::vector<Member>{{readers[0].get(), 1}, {reader.get(), 1}}));
+    }
+    ASSERT_NO_FATAL_FAILURE(scene.ExpectSamePages(*reader));
+    EXPECT_EQ(reader->gpu->Adopt(on_gpu).code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST_F(GpuBatchTest, PagesThatAPrefixHasInBf16AloneAreDemotedFirst) {
+  GpuScene scene(FloatOptions());
+  const auto publisher = scene.NewLive(9);
+  ASSERT_TRUE(publisher->cpu->RetainTail(192).ok());
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  const std::shared_ptr<const Profile> profile(&scene.pool().profile(), [](const Profile*) {});
+  const auto prefix = std::make_shared<DevicePrefix>(*publisher->cpu, 5);
+  const auto on_cpu = FakePrefix::Of(*publisher->cpu, profile, 5);
+  // As a daemon that had no time to demote them.
+  for (const uint32_t page : {1u, 2u}) {
+    ASSERT_NE(prefix->GpuPage(PageIdx(page), PageEncoding::kBf16), nullptr);
+    prefix->Drop(PageIdx(page), PageEncoding::kInt2);
+  }
+  const auto reader = scene.NewLive(51);
+  ASSERT_TRUE(reader->gpu->Adopt(prefix).ok());
+  ASSERT_TRUE(reader->cpu->Adopt(on_cpu).ok());
+  for (const uint32_t tokens : {1u, 70u, 1u}) {
+    ASSERT_NO_FATAL_FAILURE(scene.Step(reader.get(), tokens));
+  }
+  EXPECT_EQ(reader->gpu->footprint().own_int2_bytes,
+            reader->cpu->footprint().own_int2_bytes + 2 * kGeometry.PageBytes(PageEncoding::kInt2));
+}
+
+TEST_F(GpuBatchTest, PrefixThatIsNoLongerValidFailsTheStepAndTheOthersAreAskedOnce) {
+  GpuScene scene(Options());
+  const auto publisher = scene.NewLive(9);
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  const auto prefix = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  std::vector<std::unique_ptr<Live>> readers;
+  for (uint32_t i = 0; i < 2; ++i) {
+    readers.push_back(scene.NewLive(60 + i));
+    ASSERT_TRUE(readers[i]->gpu->Adopt(prefix).ok());
+  }
+  const std::vector<Member> members = Decoding(readers);
+  const auto run = [&] {
+    ASSERT_TRUE(scene.Begin(members).ok());
+    scene.EnqueueRows(members);
+    scene.EnqueueLayers();
+    ASSERT_TRUE(scene.batch().EndStep(scene.stream()).ok());
+    scene.Wait();
+  };
+  run();
+  EXPECT_TRUE(scene.batch().Validate().ok());
+  EXPECT_EQ(prefix->num_validations, 1);
+  prefix->valid = absl::FailedPreconditionError("lease 7 is over");
+  run();
+  const absl::Status status = scene.batch().Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("member 0: lease 7 is over"));
+  EXPECT_FALSE(readers[1]->gpu->Validate().ok());
+}
+
+// Three readers of one prefix, each with something of its own.
+class GpuSharedPrefixTest : public GpuBatchTest {
+ protected:
+  static GpuSceneOptions SharedOptions() {
+    GpuSceneOptions options = FloatOptions();
+    options.int2_pages = options.bf16_pages = 120;
+    // The prefix is read at half precision. A token that is left out is one of 0.05.
+    options.tolerance = 0.03;
+    return options;
+  }
+  // Prefixes of one length; of another publisher each.
+  static std::vector<std::unique_ptr<Live>> Readers(GpuScene* scene, uint32_t seed) {
+    const auto publisher = scene->NewLive(seed);
+    EXPECT_TRUE(publisher->cpu->RetainTail(384).ok());
+    scene->Step(publisher.get(), 230);
+    scene->Step(publisher.get(), 220);
+    const std::shared_ptr<const Profile> profile(&scene->pool().profile(), [](const Profile*) {});
+    const auto prefix = std::make_shared<DevicePrefix>(*publisher->cpu, 6);
+    std::vector<std::unique_ptr<Live>> readers;
+    for (const uint32_t own_tokens : {1u, 90u, 30u}) {
+      readers.push_back(scene->NewLive(seed + own_tokens));
+      EXPECT_TRUE(readers.back()->gpu->Adopt(prefix).ok());
+      EXPECT_TRUE(readers.back()->cpu->Adopt(FakePrefix::Of(*publisher->cpu, profile, 6)).ok());
+      scene->Step(readers.back().get(), own_tokens);
+    }
+    return readers;
+  }
+};
+
+TEST_F(GpuSharedPrefixTest, IsReadOnceForAllAndOutputsAreTheSame) {
+  GpuScene scene(SharedOptions());
+  const auto readers = Readers(&scene, 1000);
+  std::vector<Member> members = Decoding(readers);
+  for (int i = 0; i < 150; ++i) {  // Own pages come into history, and steps between share nothing.
+    ASSERT_NO_FATAL_FAILURE(scene.Step(members, /*shares_prefix=*/i % 5 != 4));
+    if (i % 30 == 29) {
+      std::rotate(members.begin(), members.begin() + 1, members.end());
+    }
+  }
+  for (const auto& reader : readers) {
+    ASSERT_NO_FATAL_FAILURE(scene.ExpectSamePages(*reader));
+  }
+  EXPECT_TRUE(scene.batch().TakeProblem(scene.stream()).ok());
+}
+
+TEST_F(GpuSharedPrefixTest, OneGraphServesAnyPrefix) {
+  GpuScene scene(SharedOptions());
+  const auto graph = scene.Capture(4, /*shares_prefix=*/true);
+  const auto first = Readers(&scene, 1000);
+  const auto second = Readers(&scene, 2000);
+  for (int i = 0; i < 30; ++i) {
+    std::vector<Member> members = Decoding(i % 10 < 5 ? first : second);
+    members.resize(1 + static_cast<size_t>(i % 3));
+    ASSERT_NO_FATAL_FAILURE(scene.Replay(members, graph.get(), /*shares_prefix=*/true));
+  }
+}
+
+TEST_F(GpuSharedPrefixTest, MembersThatDoNotShareAreRefusedByName) {
+  GpuScene scene(SharedOptions());
+  const auto first = Readers(&scene, 1000);
+  const auto second = Readers(&scene, 2000);
+  const auto alone = Prefilled(&scene, {70});
+  const auto refuse = [&](const std::vector<Member>& members, const char* words) {
+    const absl::Status status = scene.Begin(members, /*is_replayed=*/false, /*shares_prefix=*/true);
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  };
+  refuse({{first[0].get(), 1}, {second[0].get(), 1}}, "member 1: it has adopted another prefix");
+  refuse({{alone[0].get(), 1}}, "member 0: it has adopted no prefix");
+  refuse({{first[0].get(), 1}, {first[1].get(), 2}}, "member 1: it brings 2 tokens");
+  ASSERT_NO_FATAL_FAILURE(scene.Step(first[0].get(), 1));
+}
+
+}  // namespace
+}  // namespace crumb
