@@ -125,6 +125,57 @@ bool StoreCore::MakeCopyRoom(const Chunk& home, int64_t before) {
   return false;
 }
 
+bool StoreCore::TakeCopyPlace(BlockSlot slot, int64_t used) {
+  StoredBlock& block = blocks_[slot];
+  return block.copy.chunk != nullptr || copies_.Take(*block.chunk, &block.copy) ||
+         (MakeCopyRoom(*block.chunk, used) && copies_.Take(*block.chunk, &block.copy));
+}
+
+CopyPlace StoreCore::PlaceOf(const StoredBlock& block, size_t offset) const {
+  return {.segment = *block.copy.chunk->spec().segment,
+          .offset = copies_.image_offset(block.copy) + offset};
+}
+
+// Heads of a copy have arrived: they become readable.
+void StoreCore::SettleCopy(BlockSlot slot,
+                           uint64_t heads,
+                           std::span<const uint32_t, Geometry::kMaxKvHeads> head_crc32c) {
+  StoredBlock& block = blocks_[slot];
+  BlockCopy& copy = block.copy;
+  if (copy.heads == 0) {
+    copy.chunk->Settle(copy.index, block.page, heads, head_crc32c);
+    copy.generation = copy.chunk->generation(copy.index);
+    copy_queue_.Offer(CopyItem::Of(block.page, slot), CopyUse(slot));
+    ++counters_.copies;
+  } else {
+    copy.chunk->AddHeads(copy.index, heads, head_crc32c);
+  }
+  copy.heads |= heads;
+}
+
+void StoreCore::FreeCopyIfUnused(BlockCopy* copy) {
+  if (copy->chunk != nullptr && copy->heads == 0 && copy->writing == 0) {
+    copies_.Free(copy);
+  }
+}
+
+std::optional<CopyPlace> StoreCore::ReserveCopy(const WriteHold& hold, size_t index) {
+  const BlockSlot slot = hold.slots[index];
+  StoredBlock& block = blocks_[slot];
+  if (stopped_copying_ || !MayHaveCopies(*hold.ns) || !TakeCopyPlace(slot, last_stamp_)) {
+    return std::nullopt;
+  }
+  block.copy.writing |= hold.heads;
+  return PlaceOf(block, static_cast<size_t>(std::countr_zero(hold.heads)) *
+                            hold.ns->profile.geometry.HeadRangeBytes(block.encoding()));
+}
+
+void StoreCore::ReturnCopy(BlockSlot slot, uint64_t heads) {
+  BlockCopy& copy = blocks_[slot].copy;
+  copy.writing &= ~heads;
+  FreeCopyIfUnused(&copy);
+}
+
 // Plans the copying of the heads of a block that are not copied yet. False: there is no place.
 bool StoreCore::PlanCopy(Namespace* ns, BlockSlot slot, int64_t used, CopyHold* hold) {
   StoredBlock& block = blocks_[slot];
@@ -132,16 +183,14 @@ bool StoreCore::PlanCopy(Namespace* ns, BlockSlot slot, int64_t used, CopyHold* 
   if (missing == 0) {
     return true;
   }
-  if (block.copy.chunk == nullptr && !copies_.Take(*block.chunk, &block.copy) &&
-      !(MakeCopyRoom(*block.chunk, used) && copies_.Take(*block.chunk, &block.copy))) {
+  if (!TakeCopyPlace(slot, used)) {
     return false;
   }
   const PageHeader header = block.chunk->Header(block.index);
   const size_t range_bytes = ns->profile.geometry.HeadRangeBytes(block.encoding());
   while (missing != 0) {
     const HeadRange run = FirstRun(missing);
-    PageCopy copy{.segment = *block.copy.chunk->spec().segment,
-                  .offset = copies_.image_offset(block.copy) + run.first * range_bytes,
+    PageCopy copy{.place = PlaceOf(block, run.first * range_bytes),
                   .source = block.chunk->Image(block.index)
                                 .subspan(run.first * range_bytes, run.count * range_bytes),
                   .head_crc32c = {}};
@@ -209,29 +258,18 @@ void StoreCore::EndCopies(const CopyHold& hold) {
   --copying_;
   for (size_t i = 0; i < hold.items.size(); ++i) {
     const CopyHold::Item& item = hold.items[i];
-    StoredBlock& block = blocks_[item.slot];
-    BlockCopy& copy = block.copy;
+    BlockCopy& copy = blocks_[item.slot].copy;
     copy.writing &= ~item.heads;
     if (item.arrived) {
       std::array<uint32_t, Geometry::kMaxKvHeads> checksums{};
       const HeadRange run = FirstRun(item.heads);
       std::copy(hold.copies[i].head_crc32c.begin(), hold.copies[i].head_crc32c.end(),
                 checksums.begin() + run.first);
-      if (copy.heads == 0) {
-        copy.chunk->Settle(copy.index, block.page, item.heads, checksums);
-        copy.generation = copy.chunk->generation(copy.index);
-        copy_queue_.Offer(CopyItem::Of(block.page, item.slot), CopyUse(item.slot));
-        ++counters_.copies;
-      } else {
-        copy.chunk->AddHeads(copy.index, item.heads, checksums);
-      }
-      copy.heads |= item.heads;
+      SettleCopy(item.slot, item.heads, checksums);
     } else {
       ++counters_.failed_copies;
     }
-    if (copy.heads == 0 && copy.writing == 0) {
-      copies_.Free(&copy);
-    }
+    FreeCopyIfUnused(&copy);
     Unhold(item.ns, item.slot);
   }
 }

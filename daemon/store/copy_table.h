@@ -31,7 +31,7 @@ struct BlockCopy {
   uint32_t index = 0;      // In the chunk.
   Generation generation;   // Even once a head is readable.
   uint64_t heads = 0;      // Readable.
-  uint64_t writing = 0;    // On their way. Never both.
+  uint64_t writing = 0;    // On their way, or waiting for their publish's commit. Never both.
 };
 
 class CopyTable {

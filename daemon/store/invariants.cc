@@ -88,11 +88,13 @@ absl::Status StoreCore::CheckCopy(const Namespace& ns, BlockSlot slot, Census* c
   ++census->copies;
   census->readable_copies += copy.heads != 0 ? 1u : 0u;
   CRUMB_INVARIANT((copy.heads | copy.writing) != 0, "block ", slot, " has a copy for nobody");
-  CRUMB_INVARIANT(
-      (copy.heads & copy.writing) == 0 && ((copy.heads | copy.writing) & ~block.heads_present) == 0,
-      "block ", slot, " has heads ", copy.heads, " in its copy, and ", block.heads_present,
-      " itself");
-  CRUMB_INVARIANT(copy.writing == 0 || block.holds > 0, "block ", slot,
+  const uint64_t known = block.heads_present | block.heads_claimed;
+  CRUMB_INVARIANT((copy.heads & copy.writing) == 0 && (copy.heads & ~block.heads_present) == 0 &&
+                      (copy.writing & ~known) == 0,
+                  "block ", slot, " has heads ", copy.heads, " in its copy, ", copy.writing,
+                  " on their way there, ", block.heads_present, " itself, and ",
+                  block.heads_claimed, " claimed");
+  CRUMB_INVARIANT((copy.writing & ~block.heads_claimed) == 0 || block.holds > 0, "block ", slot,
                   " is being copied and held by nobody");
   CRUMB_INVARIANT(copies_.Find(copy.chunk->id()) == copy.chunk &&
                       copy.chunk->spec().namespace_id == ns.id &&

@@ -263,6 +263,12 @@ void PageStore::EndWrite(const store_internal::WriteHold& hold) {
   core_->EndWrite(hold);
 }
 
+std::optional<CopyPlace> PageStore::ReserveCopy(const store_internal::WriteHold& hold,
+                                                size_t index) {
+  Access lock(this, clock_.Now());
+  return core_->ReserveCopy(hold, index);
+}
+
 ReadGuard::ReadGuard() = default;
 ReadGuard::ReadGuard(ReadGuard&& other) noexcept = default;
 ReadGuard::~ReadGuard() {
@@ -291,6 +297,13 @@ WriteGuard& WriteGuard::operator=(WriteGuard&& other) noexcept {
 }
 std::span<const WritableBlock> WriteGuard::blocks() const {
   return hold_ == nullptr ? std::span<const WritableBlock>() : hold_->blocks;
+}
+
+std::optional<CopyPlace> WriteGuard::ReserveCopy(const WritableBlock& block) const {
+  CRUMB_CHECK(
+      &block >= hold_->blocks.data() && &block < hold_->blocks.data() + hold_->blocks.size(),
+      "a block of this guard");
+  return hold_->store->ReserveCopy(*hold_, static_cast<size_t>(&block - hold_->blocks.data()));
 }
 
 CopyBatch::CopyBatch() = default;

@@ -102,6 +102,10 @@ class WriteGuard {
 
   // In the order of the plan.
   std::span<const WritableBlock> blocks() const;
+  // Where in the tier beside the bytes of one of blocks() may be put as well, so that the commit,
+  // told by WrittenBlock::is_copied, makes both readable in one step. The publish keeps the place
+  // until it ends. None: there is no tier, or no room. Any thread, for different blocks at once.
+  std::optional<CopyPlace> ReserveCopy(const WritableBlock& block) const;
 
  private:
   friend class PageStore;
@@ -259,6 +263,7 @@ class PageStore {
   void EndCopies(const store_internal::CopyHold& hold);
   void EndRead(const store_internal::ReadHold& hold);
   void EndWrite(const store_internal::WriteHold& hold);
+  std::optional<CopyPlace> ReserveCopy(const store_internal::WriteHold& hold, size_t index);
 
   const StoreOptions options_;
   const Clock& clock_;

@@ -251,6 +251,7 @@ void StoreCore::Unclaim(Namespace* ns, BlockSlot slot, uint64_t heads) {
   StoredBlock& block = blocks_[slot];
   CRUMB_CHECK((block.heads_claimed & heads) == heads, "heads that no one claimed");
   block.heads_claimed &= ~heads;
+  ReturnCopy(slot, heads);
   FreeIfUnused(ns, slot);
 }
 
@@ -348,6 +349,11 @@ bool StoreCore::CommitItem(const Publish& publish,
     block.last_use = last_stamp_;
     queues_.tails.Offer(item.slot, last_stamp_);
   }
+  if (written.is_copied && (block.copy.writing & heads) == heads) {
+    block.copy.writing &= ~heads;
+    SettleCopy(item.slot, heads, checksums);
+  }
+  ReturnCopy(item.slot, heads);  // Where nothing has been written to it.
   return true;
 }
 

@@ -96,6 +96,7 @@ class StoreCore {
                                        PublishId id,
                                        std::span<const PageKey> keys);
   void EndWrite(const WriteHold& hold);
+  std::optional<CopyPlace> ReserveCopy(const WriteHold& hold, size_t index);
   absl::StatusOr<CommitResult> CommitPublish(SessionId session_id,
                                              PublishId id,
                                              std::span<const WrittenBlock> written,
@@ -204,6 +205,15 @@ class StoreCore {
                                                          int64_t before,
                                                          bool* moved_any);
   bool MakeCopyRoom(const Chunk& home, int64_t before);
+  // Has the block a place for its copy, used at `used`? At others' expense, if need be.
+  bool TakeCopyPlace(BlockSlot slot, int64_t used);
+  CopyPlace PlaceOf(const StoredBlock& block, size_t offset) const;
+  void SettleCopy(BlockSlot slot,
+                  uint64_t heads,
+                  std::span<const uint32_t, Geometry::kMaxKvHeads> head_crc32c);
+  void FreeCopyIfUnused(BlockCopy* copy);
+  // Gives up the places that an unfinished publish reserved for heads, if it did.
+  void ReturnCopy(BlockSlot slot, uint64_t heads);
   bool PlanCopy(Namespace* ns, BlockSlot slot, int64_t used, CopyHold* hold);
   bool PlanPageCopies(const Promotion& promotion, uint32_t page, CopyHold* hold);
 

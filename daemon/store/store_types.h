@@ -109,6 +109,8 @@ struct WrittenBlock {
   PageEncoding encoding = PageEncoding::kInt2;
   // CRC-32C of each of the session's heads over the stored bytes, in their order.
   std::vector<uint32_t> head_crc32c;
+  // The same bytes are in place in the tier beside too, where WriteGuard::ReserveCopy said.
+  bool is_copied = false;
 };
 
 struct CommitResult {

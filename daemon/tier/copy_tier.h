@@ -26,10 +26,15 @@
 
 namespace crumb {
 
+// Where heads of a page image lie in the tier.
+struct CopyPlace {
+  uint32_t segment = 0;
+  size_t offset = 0;  // In the segment.
+};
+
 // Heads of one page image on their way into the tier.
 struct PageCopy {
-  uint32_t segment = 0;
-  size_t offset = 0;                  // In the segment.
+  CopyPlace place;
   std::span<const std::byte> source;  // Adjacent head ranges of one size.
   std::vector<uint32_t> head_crc32c;  // Of each of them.
 };

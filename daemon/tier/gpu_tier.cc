@@ -39,7 +39,7 @@ absl::Status Compare(const PageCopy& copy, std::span<const uint32_t> arrived) {
       return absl::DataLossError(absl::StrFormat(
           "copy to segment %u of the GPU's memory at offset %u: range %u has checksum %08x there, "
           "%08x in the host's; the page is not given to readers on the GPU",
-          copy.segment, copy.offset, i, arrived[i], copy.head_crc32c[i]));
+          copy.place.segment, copy.place.offset, i, arrived[i], copy.head_crc32c[i]));
     }
   }
   return absl::OkStatus();
@@ -112,8 +112,9 @@ absl::Status GpuTier::WriteSome(std::span<const PageCopy> copies,
                                 std::vector<uint32_t>* checksums) {
   std::vector<const std::byte*> targets;
   for (const PageCopy& copy : copies) {
-    CRUMB_CHECK(copy.offset + copy.source.size() <= segment_bytes_, "copy beyond its segment");
-    std::byte* const target = segments_[copy.segment]->data() + copy.offset;
+    CRUMB_CHECK(copy.place.offset + copy.source.size() <= segment_bytes_,
+                "copy beyond its segment");
+    std::byte* const target = Address(copy.place);
     CRUMB_RETURN_IF_ERROR(CopyToGpu(target, copy.source, stream_->get()));
     targets.push_back(target);
   }

@@ -40,7 +40,12 @@ class GpuTier : public CopyTier {
   absl::Status Renew(uint32_t segment) override;
   std::vector<absl::Status> Write(std::span<const PageCopy> copies) override;
 
+  int device() const { return device_; }
   const GpuUuid& uuid() const { return uuid_; }
+  // On the device: of a segment that the store gave out, as long as it is not renewed.
+  std::byte* Address(const CopyPlace& place) const {
+    return segments_[place.segment]->data() + place.offset;
+  }
 
  private:
   GpuTier() = default;

@@ -107,6 +107,13 @@ void StoreModel::WriteOrCommit() {
     for (const WritableBlock& block : guard->blocks()) {
       publish->written.push_back(WriteBlock(block, Salt(publish->prefix), Tokens(publish->prefix),
                                             publish->heads, kGeometry));
+      if (tier_ != nullptr && Uniform(2) == 0) {
+        const auto place = guard->ReserveCopy(block);
+        publish->written.back().is_copied = place.has_value() && Uniform(4) != 0;
+        if (publish->written.back().is_copied) {
+          tier_->Put(*place, block.bytes);
+        }
+      }
     }
     if (Uniform(4) == 0) {
       publish->guard = *std::move(guard);

@@ -62,6 +62,13 @@ class FakeCopyTier : public CopyTier {
     return results;
   }
 
+  // As a device writes that demotes into the tier.
+  void Put(const CopyPlace& place, std::span<const std::byte> bytes) {
+    if (place.offset + bytes.size() > segment_bytes_) {
+      std::abort();
+    }
+    std::memcpy(segments_[place.segment].memory + place.offset, bytes.data(), bytes.size());
+  }
   std::span<const std::byte> bytes(uint32_t segment) const {
     return {segments_[segment].memory, segment_bytes_};
   }
@@ -86,8 +93,8 @@ class FakeCopyTier : public CopyTier {
         ::mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, made.memfd.get(), 0));
   }
   absl::Status WriteOne(const PageCopy& copy) {
-    std::byte* const target = segments_[copy.segment].memory + copy.offset;
-    if (copy.offset + copy.source.size() > segment_bytes_) {
+    std::byte* const target = segments_[copy.place.segment].memory + copy.place.offset;
+    if (copy.place.offset + copy.source.size() > segment_bytes_) {
       return absl::InternalError("beyond the segment");
     }
     std::memcpy(target, copy.source.data(), copy.source.size());
