@@ -20,6 +20,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
+#include "tests/support/program_path.h"
 
 extern char** environ;  // NOLINT: of unistd.h, which declares it only with extensions.
 
@@ -42,7 +43,7 @@ pid_t Spawn(const std::string& name,
             const std::vector<std::string>& arguments,
             const std::filesystem::path& out,
             const std::filesystem::path& err) {
-  const std::string program = (std::filesystem::path(CRUMB_PROGRAM_DIR) / name).string();
+  const std::string program = ProgramPath(name).string();
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
   for (const std::string& argument : arguments) {
     argv.push_back(const_cast<char*>(argument.c_str()));

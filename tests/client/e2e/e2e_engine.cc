@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // An engine that does as it is told, line by line; see tests/client/e2e/engine_process.h.
-
-#include <cstdio>
-#include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 
 #include "crumb/client.h"
+#include "tests/client/e2e/command_loop.h"
 #include "tests/client/e2e/e2e_model.h"
 
 namespace crumb {
@@ -48,43 +45,28 @@ class Engine {
     return prefix_ == nullptr ? "nothing held" : prefix_->Validate().ToString();
   }
 
+  // A line for each round.
+  [[noreturn]] std::string Churn(uint32_t seed) {
+    for (uint32_t round = 0;; ++round) {
+      Say(Publish(seed + round, 512) + ", " + Lookup(seed + round, 513));
+    }
+  }
+
  private:
   std::shared_ptr<const Profile> profile_ = E2eProfile();
   std::unique_ptr<Client> client_;
   std::shared_ptr<PrefixHandle> prefix_;
 };
 
-void Say(const std::string& line) {
-  std::puts(line.c_str());
-  std::fflush(stdout);
-}
-
 int Main(const std::string& address, const std::string& data_plane) {
   Engine engine(address, data_plane == "ucx" ? DataPlane::kUcx : DataPlane::kMap);
-  if (const absl::Status status = engine.WaitAttached(); !status.ok()) {
-    Say(status.ToString());
-    return 1;
-  }
-  Say("attached");
-  for (std::string line; std::getline(std::cin, line);) {
-    std::istringstream words(line);
-    std::string command;
-    uint32_t seed = 0;
-    uint32_t num_tokens = 0;
-    words >> command >> seed >> num_tokens;
-    if (command == "publish") {
-      Say(engine.Publish(seed, num_tokens));
-    } else if (command == "lookup") {
-      Say(engine.Lookup(seed, num_tokens));
-    } else if (command == "validate") {
-      Say(engine.Validate());
-    } else if (command == "churn") {
-      for (uint32_t round = 0;; ++round) {
-        Say(engine.Publish(seed + round, 512) + ", " + engine.Lookup(seed + round, 513));
-      }
-    }
-  }
-  return 0;
+  return Obey(engine.WaitAttached(),
+              {{"publish", [&](uint32_t seed,
+                               uint32_t num_tokens) { return engine.Publish(seed, num_tokens); }},
+               {"lookup", [&](uint32_t seed,
+                              uint32_t num_tokens) { return engine.Lookup(seed, num_tokens); }},
+               {"validate", [&](uint32_t, uint32_t) { return engine.Validate(); }},
+               {"churn", [&](uint32_t seed, uint32_t) { return engine.Churn(seed); }}});
 }
 
 }  // namespace

@@ -12,13 +12,15 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/support/program_path.h"
+
 extern char** environ;  // NOLINT(readability-identifier-naming): POSIX.
 
 namespace crumb {
 
 absl::StatusOr<EngineProcess> EngineProcess::Start(const std::string& address,
                                                    const std::string& data_plane,
-                                                   const std::string& other_program) {
+                                                   const std::string& name) {
   int to[2];
   int from[2];
   if (::pipe2(to, O_CLOEXEC) != 0 || ::pipe2(from, O_CLOEXEC) != 0) {
@@ -28,7 +30,7 @@ absl::StatusOr<EngineProcess> EngineProcess::Start(const std::string& address,
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
-  std::string program = other_program.empty() ? CRUMB_E2E_ENGINE : other_program;
+  std::string program = ProgramPath(name).string();
   std::string where = address;
   std::string how = data_plane;
   std::array<char*, 4> arguments = {program.data(), where.data(), how.data(), nullptr};

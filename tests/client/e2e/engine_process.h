@@ -22,10 +22,10 @@ namespace crumb {
 class EngineProcess {
  public:
   // Attached on return, with the test profile of tests/client/e2e/e2e_engine.cc.
-  // `data_plane` is "map" or "ucx". `other_program` obeys in the same way.
+  // `data_plane` is "map" or "ucx". `program` is one that obeys (tests/client/e2e/command_loop.h).
   static absl::StatusOr<EngineProcess> Start(const std::string& address,
                                              const std::string& data_plane = "map",
-                                             const std::string& other_program = "");
+                                             const std::string& program = "e2e_engine");
   EngineProcess(EngineProcess&& other) noexcept;
   EngineProcess& operator=(EngineProcess&&) = delete;
   EngineProcess(const EngineProcess&) = delete;
