@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it costs an engine to use a prefix of 100,000 tokens of an 8B model (36 layers, 8 KV heads,
-// head_dim 128: 1,562 pages, 2.07 GB at two bits) that the daemon has in the memory of the same
-// GPU. The daemon is another process. A line of JSON each: the copy to the GPU, once; an attach by
-// a new engine, that maps all chunks; one by an engine that has them mapped; and the first decode
-// of all layers over the daemon's pages, which nothing copied.
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdio>
+// What it costs an engine to use a prefix of 100,000 tokens of an 8B model (1,562 pages, 2.07 GB at
+// two bits) that the daemon, another process, has in the memory of the same GPU: looked up by a new
+// engine, and by one that has its chunks mapped; the first decode of all layers over the daemon's
+// pages, which nothing copied; and the same prefix brought there from host memory.
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "bench/support/must.h"
+#include "absl/strings/str_cat.h"
+
+#include "bench/gpu/service_scene.h"
 #include "client/session/control_plane.h"
 #include "client/transport/map_transport.h"
-#include "crumb/client.h"
 #include "crumb/cuda/split_decode.h"
-#include "proto/base/check.h"
-#include "proto/base/clock.h"
 #include "proto/page/page_header.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/test_profile.h"
@@ -30,46 +25,6 @@ namespace {
 
 constexpr uint32_t kPages = 1562;
 constexpr uint32_t kStepPages = 150;  // Published at a time.
-constexpr Geometry kGeometry{.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 128};
-
-absl::Time Now() {
-  return Clock::System().Now();
-}
-absl::Time Soon() {
-  return Now() + absl::Seconds(60);
-}
-double Microseconds(absl::Duration duration) {
-  return absl::ToDoubleMicroseconds(duration);
-}
-
-struct Times {
-  std::vector<double> microseconds;
-  double Median() {
-    std::sort(microseconds.begin(), microseconds.end());
-    return microseconds[microseconds.size() / 2];
-  }
-  void Print(const char* name, const char* what) {
-    const double median = Median();
-    std::printf(
-        "{\"bench\": \"gpu_attach\", \"case\": \"%s\", \"median_us\": %.0f, "
-        "\"min_us\": %.0f, \"max_us\": %.0f, \"n\": %zu, \"what\": \"%s\"}\n",
-        name, median, microseconds.front(), microseconds.back(), microseconds.size(), what);
-    std::fflush(stdout);
-  }
-};
-
-std::vector<uint32_t> Prompt() {
-  std::vector<uint32_t> tokens(size_t{kPages} * kPageTokens + 300);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = static_cast<uint32_t>(i) * 7919u % 50'021u;
-  }
-  return tokens;
-}
-
-void Check(cudaError_t error) {
-  CRUMB_CHECK(error == cudaSuccess, cudaGetErrorString(error));
-}
-
 // Positive, finite scales wherever the daemon looks for some; any codes.
 void Fill(uint32_t page, std::span<std::byte> image) {
   for (size_t at = 0; at + 8 <= image.size(); at += 8) {
@@ -113,34 +68,6 @@ void PublishStep(ControlPlane* control,
   map->ReleaseStaging(false);
 }
 
-std::unique_ptr<Client> NewClient(const std::string& address,
-                                  const std::shared_ptr<const Profile>& profile) {
-  auto client = Must(Client::Create({.address = address,
-                                     .profile = profile,
-                                     .data_plane = DataPlane::kMap,
-                                     .verify_mapped_pages = false,
-                                     .gpu = 0}));
-  Must(client->WaitAttached(absl::Seconds(30)));
-  CRUMB_CHECK(client->state().reads_gpu_pages, "the daemon offers pages on this GPU");
-  return client;
-}
-
-bool IsOnGpu(const PrefixHandle& prefix) {
-  if (prefix.num_pages() != kPages || prefix.GpuPage(PageIdx(0), PageEncoding::kBf16) == nullptr) {
-    return false;
-  }
-  for (uint32_t page = 1; page < kPages; ++page) {
-    if (prefix.GpuPage(PageIdx(page), PageEncoding::kInt2) == nullptr) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::shared_ptr<PrefixHandle> Lookup(Client* client, std::span<const uint32_t> prompt) {
-  return Must(client->Lookup(prompt, {.on_gpu = true, .timeout = absl::Seconds(10)}));
-}
-
 // Page tables on the device, and one query token of each layer over them.
 class Decode {
  public:
@@ -176,7 +103,7 @@ class Decode {
   Decode(const Decode&) = delete;
   Decode& operator=(const Decode&) = delete;
 
-  void Upload(const PrefixHandle& prefix) {
+  bool Upload(const PrefixHandle& prefix) {
     auto* const table = reinterpret_cast<const std::byte**>(staging_);
     for (uint32_t page = 1; page < kPages; ++page) {
       table[page - 1] = prefix.GpuPage(PageIdx(page), PageEncoding::kInt2);
@@ -186,8 +113,9 @@ class Decode {
     std::memcpy(staging_ + kPages * sizeof(void*), counts, sizeof(counts));
     Check(cudaMemcpyAsync(memory_, staging_, kPages * sizeof(void*) + sizeof(counts),
                           cudaMemcpyHostToDevice, stream_));
+    return true;
   }
-  void AllLayers() {
+  bool AllLayers() {
     for (uint32_t layer = 0; layer < kGeometry.num_layers; ++layer) {
       params_.history.block_offset = kGeometry.HeadBlockOffset(PageEncoding::kInt2, layer, 0);
       params_.windows.block_offset = kGeometry.HeadBlockOffset(PageEncoding::kBf16, layer, 0);
@@ -195,6 +123,7 @@ class Decode {
     }
     Check(cudaStreamSynchronize(stream_));
     Must(TakeSplitDecodeProblem(params_, stream_));
+    return true;
   }
 
  private:
@@ -212,43 +141,47 @@ class Decode {
 void MeasureUploads(const std::string& address,
                     const std::shared_ptr<const Profile>& profile,
                     std::span<const uint32_t> prompt) {
+  cudaStream_t stream = nullptr;
+  Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const auto arrival = [&](const GpuUpload& upload, uint32_t layer, absl::Time began) {
+    Must(upload.DelayUntilLayer(layer, stream));
+    Check(cudaStreamSynchronize(stream));
+    return MsSince(began);
+  };
   for (const uint32_t layers : {1u, 4u, 9u, 36u}) {
     const auto client = NewClient(address, profile);
+    Times first;
+    Times layer_0;
+    Times all;
+    size_t bytes = 0;
     for (int round = 0; round < 4; ++round) {
       const auto prefix = Must(client->Lookup(prompt, {.timeout = absl::Seconds(10)}));
       const absl::Time began = Now();
       const auto upload = Must(prefix->UploadToGpu({.layers_per_group = layers}));
-      const absl::Time enqueued = Now();
-      cudaStream_t stream = nullptr;
-      Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      Must(upload->DelayUntilLayer(0, stream));
-      Check(cudaStreamSynchronize(stream));
-      const absl::Time first = Now();
-      Must(upload->DelayUntilLayer(kGeometry.num_layers - 1, stream));
-      Check(cudaStreamSynchronize(stream));
-      const absl::Time all = Now();
-      Check(cudaStreamDestroy(stream));
-      std::printf(
-          "{\"bench\": \"gpu_upload\", \"layers_per_group\": %u, \"round\": %d, "
-          "\"registered\": %d, \"enqueued_ms\": %.1f, \"layer_0_ms\": %.1f, "
-          "\"all_ms\": %.1f, \"gb\": %.3f, \"gb_per_s_after_enqueue_began\": %.1f}\n",
-          layers, round, upload->registration().ok() ? 1 : 0,
-          absl::ToDoubleMilliseconds(enqueued - began), absl::ToDoubleMilliseconds(first - began),
-          absl::ToDoubleMilliseconds(all - began),
-          static_cast<double>(upload->copied_bytes()) / 1e9,
-          static_cast<double>(upload->copied_bytes()) / 1e9 / absl::ToDoubleSeconds(all - began));
-      std::fflush(stdout);
+      Must(upload->registration());
+      const double of_layer_0 = arrival(*upload, 0, began);
+      const double of_all = arrival(*upload, kGeometry.num_layers - 1, began);
+      bytes = upload->copied_bytes();
+      if (round == 0) {
+        first.ms.push_back(of_all);
+      } else {
+        layer_0.ms.push_back(of_layer_0);
+        all.ms.push_back(of_all);
+      }
     }
+    const std::string shape = absl::StrCat("groups of ", layers, " layers");
+    Print("upload", shape, std::move(all), bytes);
+    Print("upload", shape + ", an engine's first", std::move(first), bytes);
+    Print("upload_layer_0", shape, std::move(layer_0), 0);
   }
+  Check(cudaStreamDestroy(stream));
 }
 
-void Run(const std::string& gpu_chunk) {
-  const auto profile = MakeTestProfile({.geometry = kGeometry, .rotation_per_layer = true});
-  const auto daemon = Must(
-      DaemonProcess::Start({.flags = {"--store.capacity=8GiB", "--store.gpu_arena=4GiB",
-                                      "--store.gpu_chunk=" + gpu_chunk, "--demote.threads=8"}}));
-  const std::vector<uint32_t> prompt = Prompt();
-  const auto control = ControlPlane::Create(daemon->address());
+// Two-bit pages as an engine made them, step by step.
+void PublishAll(const std::string& address,
+                const std::shared_ptr<const Profile>& profile,
+                std::span<const uint32_t> prompt) {
+  const auto control = ControlPlane::Create(address);
   const AttachedSession session = Must(control->Attach({.client_name = "publisher",
                                                         .tenant = "default",
                                                         .profile = profile,
@@ -259,51 +192,56 @@ void Run(const std::string& gpu_chunk) {
   }
   PublishStep(control.get(), map.get(), prompt, kPages);
   const absl::Time published = Now();
-
-  auto client = NewClient(daemon->address(), profile);
-  auto prefix = Lookup(client.get(), prompt);
-  while (!IsOnGpu(*prefix)) {
+  const auto client = NewClient(address, profile);
+  while (!IsOnGpu(*Lookup(client.get(), prompt), kPages)) {
     CRUMB_CHECK(Now() - published < absl::Seconds(30), "the daemon copies pages to the GPU");
-    prefix = Lookup(client.get(), prompt);
   }
-  Decode decode;
-  std::printf("chunks of %s; all on the GPU %.0f ms after the last commit\n", gpu_chunk.c_str(),
-              absl::ToDoubleMilliseconds(Now() - published));
+  Print("until_on_gpu", "two-bit pages from host memory", {{MsSince(published)}}, 0);
+}
 
+void Run(const std::string& gpu_chunk) {
+  const auto profile = MakeTestProfile({.geometry = kGeometry, .rotation_per_layer = true});
+  const auto daemon = Must(
+      DaemonProcess::Start({.flags = {"--store.capacity=8GiB", "--store.gpu_arena=4GiB",
+                                      "--store.gpu_chunk=" + gpu_chunk, "--demote.threads=8"}}));
+  const std::vector<uint32_t> prompt = Prompt(kPages);
+  PublishAll(daemon->address(), profile, prompt);
+
+  Decode decode;
+  Times attach;
   Times cold;
   Times warm;
   Times on_host;
   Times upload;
   Times first_decode;
-  for (int round = 0; round < 7; ++round) {
-    const auto other = NewClient(daemon->address(), profile);
+  const auto timed = [](Times* times, const auto& work) {
     const absl::Time began = Now();
-    auto found = Lookup(other.get(), prompt);
-    cold.microseconds.push_back(Microseconds(Now() - began));
-    CRUMB_CHECK(IsOnGpu(*found) && found->copied_bytes() == 0, "all in place");
+    auto result = work();
+    times->ms.push_back(MsSince(began));
+    return result;
+  };
+  for (int round = 0; round < 7; ++round) {
+    const auto other = timed(&attach, [&] { return NewClient(daemon->address(), profile); });
+    CRUMB_CHECK(other->state().reads_gpu_pages, "the daemon offers pages on this GPU");
+    auto found = timed(&cold, [&] { return Lookup(other.get(), prompt); });
+    CRUMB_CHECK(IsOnGpu(*found, kPages) && found->copied_bytes() == 0, "all in place");
     for (int again = 0; again < 3; ++again) {
       found = nullptr;
-      const absl::Time began_again = Now();
-      found = Lookup(other.get(), prompt);
-      warm.microseconds.push_back(Microseconds(Now() - began_again));
+      found = timed(&warm, [&] { return Lookup(other.get(), prompt); });
     }
-    const absl::Time uploaded = Now();
-    decode.Upload(*found);
-    upload.microseconds.push_back(Microseconds(Now() - uploaded));
-    const absl::Time decoded = Now();
-    decode.AllLayers();
-    first_decode.microseconds.push_back(Microseconds(Now() - decoded));
+    timed(&upload, [&] { return decode.Upload(*found); });
+    timed(&first_decode, [&] { return decode.AllLayers(); });
     Must(found->Validate());
-    const absl::Time looked_up = Now();
-    Must(other->Lookup(prompt, {.timeout = absl::Seconds(10)}));
-    on_host.microseconds.push_back(Microseconds(Now() - looked_up));
+    timed(&on_host, [&] { return Must(other->Lookup(prompt, {.timeout = absl::Seconds(10)})); });
   }
   MeasureUploads(daemon->address(), profile, prompt);
-  cold.Print("new_engine", "lookup and map, first in the process; 0 bytes copied");
-  warm.Print("mapped_engine", "lookup, chunks mapped before; 0 bytes copied");
-  on_host.Print("host_map_first", "the same prefix in host memory: lookup and map, nothing read");
-  upload.Print("page_table", "1,562 addresses to the device, enqueued");
-  first_decode.Print("decode_36_layers", "attention of one token over the daemon's pages");
+  const std::string chunks = "chunks of " + gpu_chunk;
+  Print("attach", "a new engine's session", std::move(attach), 0);
+  Print("lookup_on_gpu", chunks + ", a new engine's first", std::move(cold), 0);
+  Print("lookup_on_gpu", chunks + ", mapped", std::move(warm), 0);
+  Print("lookup_on_host", "a new engine's first", std::move(on_host), 0);
+  Print("page_table", "1,562 addresses to the device, enqueued", std::move(upload), 0);
+  Print("decode_36_layers", "one token over the daemon's pages", std::move(first_decode), 0);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,7 +18,9 @@
 
 #include "crumb/cuda/profile.h"
 #include "daemon/demote/demote_pool.h"
+#include "daemon/demote/device_demoter.h"
 #include "daemon/store/page_store.h"
+#include "daemon/tier/copy_tier.h"
 #include "proto/base/ids.h"
 #include "proto/page/head_range.h"
 
@@ -61,14 +64,29 @@ absl::StatusOr<std::vector<PageTask>> PlanPages(const PageOwner& owner,
                                                 std::span<const WritableBlock> missing,
                                                 uint64_t staging_bytes);
 
-// Does one page; at most its two blocks are written, and appended to `written`, INT2 first.
+// By which a page is demoted, if it can.
+struct PageDevice {
+  DeviceDemoter* demoter = nullptr;              // Null: the CPU.
+  std::optional<CopyPlace> copy = std::nullopt;  // Of task.int2_block's copy in the tier.
+};
+
+enum class DemotedBy { kNone, kCpu, kDevice };
+
+struct WrittenPage {
+  std::vector<WrittenBlock> blocks;  // INT2 first.
+  DemotedBy demoted_by = DemotedBy::kNone;
+  absl::Status device_error;  // Why it was the CPU and not the device, if that failed.
+};
+
+// Does one page; at most its two blocks are written.
 // DATA_LOSS, naming page, head and both checksums: the copied bytes have another checksum than was
 // said. INVALID_ARGUMENT: NaN or inf, with layer, head and token. RESOURCE_EXHAUSTED: the system
 // has no memory for a block. Blocking, Thread-safe for different pages and scratch.
 absl::Status WritePage(const PageOwner& owner,
                        const PageTask& task,
                        std::span<const std::byte> staging,
+                       const PageDevice& device,
                        DemoteScratch& scratch,
-                       std::vector<WrittenBlock>& written);
+                       WrittenPage& written);
 
 }  // namespace crumb

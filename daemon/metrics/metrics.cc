@@ -2,6 +2,7 @@
 #include "daemon/metrics/metrics.h"
 
 #include <array>
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -72,8 +73,15 @@ class Metrics::Impl {
                       .Name("crumb_write_page_seconds")
                       .Help("Time to check and write one published page, by how it came.")
                       .Register(registry_);
-    copied_ = &pages.Add({{"by", "copy"}}, LatencyBuckets());
-    demoted_ = &pages.Add({{"by", "demotion"}}, LatencyBuckets());
+    const std::array<const char*, kNumPageWorks> works = {"copy", "cpu_demotion", "gpu_demotion"};
+    for (size_t work = 0; work < kNumPageWorks; ++work) {
+      page_seconds_[work] = &pages.Add({{"by", works[work]}}, LatencyBuckets());
+    }
+    gpu_demotion_failures_ = &prometheus::BuildCounter()
+                                  .Name("crumb_gpu_demotion_failures_total")
+                                  .Help("Pages demoted on the CPU since the GPU could not.")
+                                  .Register(registry_)
+                                  .Add({});
     checksum_failures_ = &prometheus::BuildCounter()
                               .Name("crumb_checksum_failures_total")
                               .Help("Published pages whose bytes had another checksum.")
@@ -131,8 +139,9 @@ class Metrics::Impl {
   prometheus::Family<prometheus::Counter>* rpcs_ = nullptr;
   std::array<prometheus::Counter*, kNumRpcMethods> ok_rpcs_{};
   std::array<prometheus::Histogram*, kNumRpcMethods> rpc_seconds_{};
-  prometheus::Histogram* copied_ = nullptr;
-  prometheus::Histogram* demoted_ = nullptr;
+  std::array<prometheus::Histogram*, kNumPageWorks> page_seconds_{};
+  std::atomic<uint64_t> num_gpu_demotion_failures_ = 0;
+  prometheus::Counter* gpu_demotion_failures_ = nullptr;
   prometheus::Counter* checksum_failures_ = nullptr;
   prometheus::Counter* pulled_ = nullptr;
   prometheus::Counter* pushed_ = nullptr;
@@ -164,8 +173,13 @@ void Metrics::OnRpc(RpcMethod method, absl::StatusCode code, absl::Duration dura
   }
 }
 
-void Metrics::OnPageWritten(bool demoted, absl::Duration duration) {
-  (demoted ? impl_->demoted_ : impl_->copied_)->Observe(absl::ToDoubleSeconds(duration));
+void Metrics::OnPageWritten(PageWork work, absl::Duration duration) {
+  impl_->page_seconds_[static_cast<size_t>(work)]->Observe(absl::ToDoubleSeconds(duration));
+}
+
+uint64_t Metrics::OnGpuDemotionFailure() {
+  impl_->gpu_demotion_failures_->Increment();
+  return ++impl_->num_gpu_demotion_failures_;
 }
 
 void Metrics::OnChecksumFailure() {

@@ -36,6 +36,10 @@ enum class RpcMethod {
 };
 inline constexpr size_t kNumRpcMethods = 9;
 
+// What became of a published page.
+enum class PageWork { kCopied, kDemotedOnCpu, kDemotedOnGpu };
+inline constexpr size_t kNumPageWorks = 3;
+
 // Thread-safe; recording holds a lock for some additions at most.
 class Metrics : public TransferObserver {
  public:
@@ -50,8 +54,10 @@ class Metrics : public TransferObserver {
   absl::StatusOr<uint16_t> Listen(const std::string& address);
 
   void OnRpc(RpcMethod method, absl::StatusCode code, absl::Duration duration);
-  // One published page was checked and written, `demoted` from BF16 or not.
-  void OnPageWritten(bool demoted, absl::Duration duration);
+  // One published page was checked and written.
+  void OnPageWritten(PageWork work, absl::Duration duration);
+  // The CPU demoted a page since the GPU could not. How many those are, with this one.
+  uint64_t OnGpuDemotionFailure();
   void OnChecksumFailure();
   void OnPulled(uint64_t bytes, absl::Duration duration) override;
   void OnPushed(uint64_t bytes, absl::Duration duration) override;

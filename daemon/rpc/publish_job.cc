@@ -6,9 +6,25 @@
 
 #include "absl/time/time.h"
 
+#include "daemon/log/log.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
+namespace {
+
+PageWork WorkOf(DemotedBy demoted_by) {
+  switch (demoted_by) {
+    case DemotedBy::kNone:
+      return PageWork::kCopied;
+    case DemotedBy::kCpu:
+      return PageWork::kDemotedOnCpu;
+    case DemotedBy::kDevice:
+      return PageWork::kDemotedOnGpu;
+  }
+  return PageWork::kCopied;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<PublishJob>> PublishJob::Create(RpcContext& context,
                                                                Inputs inputs,
@@ -24,15 +40,30 @@ absl::StatusOr<std::unique_ptr<PublishJob>> PublishJob::Create(RpcContext& conte
 
 absl::Status PublishJob::RunPage(size_t index, DemoteScratch& scratch) {
   const PageTask& task = tasks_[index];
+  WrittenPage& written = written_[index];
   const absl::Time start = context_.clock.Now();
-  absl::Status status = WritePage(owner(), task, inputs_.memory->bytes(), scratch, written_[index]);
+  absl::Status status =
+      WritePage(owner(), task, inputs_.memory->bytes(), DeviceFor(task), scratch, written);
   if (status.ok()) {
-    const bool demoted = task.int2_block != nullptr && task.staged_int2 == nullptr;
-    context_.metrics.OnPageWritten(demoted, context_.clock.Now() - start);
+    context_.metrics.OnPageWritten(WorkOf(written.demoted_by), context_.clock.Now() - start);
   } else if (absl::IsDataLoss(status)) {
     context_.metrics.OnChecksumFailure();
   }
+  if (!written.device_error.ok() && context_.metrics.OnGpuDemotionFailure() == 1) {
+    LogEvent(LogLevel::kWarning, "demoted_on_the_cpu",
+             {{"page", task.staged_bf16->page.value()},
+              {"status", written.device_error},
+              {"further", "crumb_gpu_demotion_failures_total counts them"}});
+  }
   return status;
+}
+
+PageDevice PublishJob::DeviceFor(const PageTask& task) const {
+  const bool demotes = task.int2_block != nullptr && task.staged_int2 == nullptr;
+  if (!demotes || context_.demoter == nullptr || context_.demoter->MaxHeads(owner().profile) == 0) {
+    return {};
+  }
+  return {.demoter = context_.demoter, .copy = guard_.ReserveCopy(*task.int2_block)};
 }
 
 void PublishJob::Finish(absl::Status status) {
@@ -44,8 +75,8 @@ void PublishJob::Finish(absl::Status status) {
     return;
   }
   std::vector<WrittenBlock> all;
-  for (std::vector<WrittenBlock>& of_page : written_) {
-    std::move(of_page.begin(), of_page.end(), std::back_inserter(all));
+  for (WrittenPage& page : written_) {
+    std::move(page.blocks.begin(), page.blocks.end(), std::back_inserter(all));
   }
   done_(context_.store.CommitPublish(inputs_.session->id, inputs_.publish, all));
 }

@@ -47,6 +47,8 @@ class PublishJob : public DemoteJob {
   PublishJob(RpcContext& context, Inputs inputs, Done done)
       : context_(context), inputs_(std::move(inputs)), done_(std::move(done)) {}
 
+  // On which it is demoted, with a place for its copy.
+  PageDevice DeviceFor(const PageTask& task) const;
   PageOwner owner() const { return {*inputs_.session->profile, inputs_.session->heads}; }
 
   RpcContext& context_;
@@ -54,7 +56,7 @@ class PublishJob : public DemoteJob {
   const Done done_;
   WriteGuard guard_;
   std::vector<PageTask> tasks_;
-  std::vector<std::vector<WrittenBlock>> written_;  // Of each task.
+  std::vector<WrittenPage> written_;  // Of each task.
 };
 
 }  // namespace crumb

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 
 #include "daemon/demote/demote_pool.h"
+#include "daemon/demote/device_demoter.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/rpc/profile_registry.h"
 #include "daemon/rpc/session_registry.h"
@@ -29,6 +30,7 @@ struct RpcContext {
   DemotePool& pool;
   Metrics& metrics;
   const Clock& clock;
+  DeviceDemoter* demoter = nullptr;      // Null: the pool demotes on the CPU.
   UcxDataPlane* ucx = nullptr;           // Null: not offered.
   std::string memory_socket;             // Empty: not offered.
   std::vector<std::string> data_planes;  // In words: what is offered, and why what is not.

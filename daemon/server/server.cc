@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 
 #include "daemon/demote/demote_pool.h"
+#include "daemon/demote/gpu_demoter.h"
 #include "daemon/log/log.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/promote/promoter.h"
@@ -102,6 +103,7 @@ class Server::Impl {
       promoter_ = std::make_unique<Promoter>(*store_, *gpu_tier_);
     }
     metrics_ = std::make_unique<Metrics>(*store_, session_table_, kCrumbVersion);
+    StartGpuDemoter();
     pool_ = std::make_unique<DemotePool>(PoolOptions(config_));
     CRUMB_RETURN_IF_ERROR(StartDataPlanes());
     if (!config_.metrics.empty()) {
@@ -150,6 +152,23 @@ class Server::Impl {
     LogEvent(LogLevel::kWarning, "gpu_arena_off", {{"status", tier.status()}});
   }
 
+  // Pages that come in BF16 are demoted beside their copies; without a GPU, or if it has no memory
+  // left for it, by the pool itself.
+  void StartGpuDemoter() {
+    if (gpu_tier_ == nullptr) {
+      return;
+    }
+    auto demoter = GpuDemoter::Create(*gpu_tier_, PoolOptions(config_).num_threads);
+    if (demoter.ok()) {
+      demoter_ = *std::move(demoter);
+      data_planes_.back() += "; pages that come in BF16 are demoted there";
+      return;
+    }
+    data_planes_.back() += absl::StrCat("; pages that come in BF16 are demoted on the CPU: ",
+                                        demoter.status().message());
+    LogEvent(LogLevel::kWarning, "gpu_demotion_off", {{"status", demoter.status()}});
+  }
+
   absl::Status StartDataPlanes() {
     CRUMB_ASSIGN_OR_RETURN(memory_socket_,
                            MemorySocketServer::Create(
@@ -184,6 +203,7 @@ class Server::Impl {
                                 .pool = *pool_,
                                 .metrics = *metrics_,
                                 .clock = clock_,
+                                .demoter = demoter_.get(),
                                 .ucx = ucx_.get(),
                                 .memory_socket = config_.memory_socket(),
                                 .data_planes = data_planes_,
@@ -248,6 +268,7 @@ class Server::Impl {
   SessionTable session_table_;
   ProfileRegistry profiles_;
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<GpuDemoter> demoter_;  // Null: none.
   std::unique_ptr<DemotePool> pool_;
   std::unique_ptr<MemorySocketServer> memory_socket_;
   std::unique_ptr<UcxDataPlane> ucx_;  // Null: not offered.

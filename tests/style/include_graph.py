@@ -41,7 +41,7 @@ ALLOWED = {
     "daemon/tier": {"cuda/include", "proto/base", "proto/page"},
     "daemon/store": {"daemon/index", "daemon/policy", "daemon/tier", "cuda/include", "proto/base",
                      "proto/page"},
-    "daemon/demote": {"daemon/store", "cuda/include", "proto/base", "proto/page", "proto/wire"},
+    "daemon/demote": {"daemon/store", "daemon/tier", "cuda/include", "proto/base", "proto/page", "proto/wire"},
     "daemon/promote": {"daemon/log", "daemon/store", "daemon/tier", "proto/base", "proto/page"},
     "daemon/transfer": {"daemon/log", "daemon/store", "daemon/tier", "client/transport", "cuda/include",
                         "proto/base", "proto/page", "proto/wire"},

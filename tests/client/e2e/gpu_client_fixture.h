@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A real crumbd with GPU memory, and clients of it on the same GPU in this process.
+// A real crumbd with a GPU arena, and engines on the same GPU. Skips without a GPU.
 #pragma once
 
+#include <algorithm>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,7 +79,7 @@ class GpuClientTest : public GpuFixture<ClientTest> {
     }
   }
   static absl::StatusOr<EngineProcess> StartEngine(const std::string& address) {
-    return EngineProcess::Start(address, "map", CRUMB_GPU_ENGINE);
+    return EngineProcess::Start(address, "map", "gpu_engine");
   }
 };
 

@@ -9,16 +9,14 @@
 //                        said to that
 #include <cuda_runtime.h>
 
-#include <cstdio>
-#include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "crumb/client.h"
 #include "crumb/cuda/checksum_pages.h"
 #include "proto/base/clock.h"
+#include "tests/client/e2e/command_loop.h"
 #include "tests/client/e2e/e2e_model.h"
 #include "tests/client/e2e/gpu_prefix.h"
 
@@ -77,7 +75,8 @@ class Engine {
     return cudaGetErrorName(filled != cudaSuccess ? filled : done);
   }
 
-  [[noreturn]] void DecodeForEver() {
+  [[noreturn]] std::string DecodeForEver() {
+    Say("decoding");
     GpuAttention attention(*prefix_, *profile_);
     for (;;) {
       attention.Launch();
@@ -90,36 +89,15 @@ class Engine {
   std::shared_ptr<PrefixHandle> prefix_;
 };
 
-void Say(const std::string& line) {
-  std::puts(line.c_str());
-  std::fflush(stdout);
-}
-
 int Main(const std::string& address) {
   Engine engine(address);
-  if (const absl::Status status = engine.WaitAttached(); !status.ok()) {
-    Say(status.ToString());
-    return 1;
-  }
-  Say("attached");
-  for (std::string line; std::getline(std::cin, line);) {
-    std::istringstream words(line);
-    std::string command;
-    uint32_t seed = 0;
-    uint32_t num_tokens = 0;
-    words >> command >> seed >> num_tokens;
-    if (command == "lookup") {
-      Say(engine.Lookup(seed, num_tokens));
-    } else if (command == "validate") {
-      Say(engine.Validate());
-    } else if (command == "fill" || command == "store") {
-      Say(engine.Write(command == "store"));
-    } else if (command == "decode") {
-      Say("decoding");
-      engine.DecodeForEver();
-    }
-  }
-  return 0;
+  return Obey(engine.WaitAttached(),
+              {{"lookup", [&](uint32_t seed,
+                              uint32_t num_tokens) { return engine.Lookup(seed, num_tokens); }},
+               {"validate", [&](uint32_t, uint32_t) { return engine.Validate(); }},
+               {"fill", [&](uint32_t, uint32_t) { return engine.Write(/*in_a_kernel=*/false); }},
+               {"store", [&](uint32_t, uint32_t) { return engine.Write(/*in_a_kernel=*/true); }},
+               {"decode", [&](uint32_t, uint32_t) { return engine.DecodeForEver(); }}});
 }
 
 }  // namespace

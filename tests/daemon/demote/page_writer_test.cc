@@ -16,6 +16,7 @@
 #include "proto/base/bfloat16.h"
 #include "proto/base/crc32c.h"
 #include "tests/daemon/demote/touchy_source.h"
+#include "tests/support/fake_demoter.h"
 #include "tests/support/test_profile.h"
 
 namespace crumb {
@@ -29,8 +30,27 @@ using testing::HasSubstr;
 constexpr HeadRange kHeads{1, 2};
 constexpr uint32_t kLayers = 4;
 
-class PageWriterTest : public testing::Test {
+// Who demotes: what is written is the same.
+struct Way {
+  std::string name;
+  bool by_device = true;
+  uint32_t max_heads = 64;
+  absl::Status fails_to_open = absl::OkStatus();
+  absl::Status fails_to_send = absl::OkStatus();
+  absl::Status fails_to_finish = absl::OkStatus();
+
+  bool fails() const { return !(fails_to_open.ok() && fails_to_send.ok() && fails_to_finish.ok()); }
+};
+
+class PageWriterTest : public testing::TestWithParam<Way> {
  protected:
+  PageWriterTest() {
+    demoter_.max_heads = GetParam().max_heads;
+    demoter_.fails_to_open = GetParam().fails_to_open;
+    demoter_.fails_to_send = GetParam().fails_to_send;
+    demoter_.fails_to_finish = GetParam().fails_to_finish;
+  }
+
   size_t HeadBytes(PageEncoding encoding) const {
     return profile_->geometry().HeadRangeBytes(encoding);
   }
@@ -88,7 +108,21 @@ class PageWriterTest : public testing::Test {
       return tasks.status();
     }
     EXPECT_EQ(tasks->size(), 1u);
-    return WritePage(owner_, tasks->front(), staging, scratch_, written_);
+    const PageTask& task = tasks->front();
+    const PageDevice device{.demoter = GetParam().by_device ? &demoter_ : nullptr};
+    WrittenPage written;
+    const absl::Status status = WritePage(owner_, task, staging, device, scratch_, written);
+    const bool demotes = task.int2_block != nullptr && task.staged_int2 == nullptr;
+    if (status.ok()) {
+      const bool by_device =
+          GetParam().by_device && GetParam().max_heads > 0 && !GetParam().fails();
+      EXPECT_EQ(written.demoted_by, !demotes    ? DemotedBy::kNone
+                                    : by_device ? DemotedBy::kDevice
+                                                : DemotedBy::kCpu);
+      EXPECT_EQ(written.device_error.ok(), !(demotes && GetParam().fails()));
+    }
+    written_ = std::move(written.blocks);
+    return status;
   }
   // The checksums that go with a block are those of its bytes.
   void ExpectTrueChecksums(const WritableBlock& block, const WrittenBlock& written) const {
@@ -111,10 +145,11 @@ class PageWriterTest : public testing::Test {
   std::vector<std::byte> staging_ = std::vector<std::byte>(64);  // Offset 0 is no one's.
   std::vector<std::unique_ptr<std::vector<std::byte>>> memory_;
   DemoteScratch scratch_;
+  FakeDemoter demoter_;
   std::vector<WrittenBlock> written_;
 };
 
-TEST_F(PageWriterTest, Int2IsKeptAsItCame) {
+TEST_P(PageWriterTest, Int2IsKeptAsItCame) {
   const auto image = Demoted(PageIdx(3), Bf16Image(1));
   const WritableBlock block = Missing(3, PageEncoding::kInt2);
   const absl::Status status = Write({Stage(3, StagedEncoding::kInt2, image)}, {block});
@@ -124,7 +159,7 @@ TEST_F(PageWriterTest, Int2IsKeptAsItCame) {
   ExpectTrueChecksums(block, written_[0]);
 }
 
-TEST_F(PageWriterTest, Bf16OfTheTailIsKeptAndDemoted) {
+TEST_P(PageWriterTest, Bf16OfTheTailIsKeptAndDemoted) {
   const auto rows = Bf16Image(2);
   const WritableBlock int2 = Missing(5, PageEncoding::kInt2);
   const WritableBlock bf16 = Missing(5, PageEncoding::kBf16);
@@ -137,7 +172,7 @@ TEST_F(PageWriterTest, Bf16OfTheTailIsKeptAndDemoted) {
   ExpectTrueChecksums(bf16, written_[1]);
 }
 
-TEST_F(PageWriterTest, Bf16IsDemotedWhereOnlyInt2IsMissing) {
+TEST_P(PageWriterTest, Bf16IsDemotedWhereOnlyInt2IsMissing) {
   const auto rows = Bf16Image(3);
   const WritableBlock int2 = Missing(7, PageEncoding::kInt2);
   const absl::Status status = Write({Stage(7, StagedEncoding::kBf16, rows)}, {int2});
@@ -147,7 +182,7 @@ TEST_F(PageWriterTest, Bf16IsDemotedWhereOnlyInt2IsMissing) {
   ExpectTrueChecksums(int2, written_[0]);
 }
 
-TEST_F(PageWriterTest, PlainBf16IsRotatedFirst) {
+TEST_P(PageWriterTest, PlainBf16IsRotatedFirst) {
   const auto plain = Bf16Image(4);
   std::vector<std::byte> rotated(plain.size());
   ASSERT_TRUE(RotatePage(*profile_, kHeads, 5 * kPageTokens, plain, rotated).ok());
@@ -159,7 +194,7 @@ TEST_F(PageWriterTest, PlainBf16IsRotatedFirst) {
   EXPECT_TRUE(Holds(int2, Demoted(PageIdx(5), rotated)));
 }
 
-TEST_F(PageWriterTest, Int2OfTheEngineIsTakenWhereBothAreStaged) {
+TEST_P(PageWriterTest, Int2OfTheEngineIsTakenWhereBothAreStaged) {
   const auto rows = Bf16Image(5);
   const auto int2_image = Demoted(PageIdx(5), Bf16Image(6));  // Not of these rows.
   const WritableBlock int2 = Missing(5, PageEncoding::kInt2);
@@ -171,7 +206,7 @@ TEST_F(PageWriterTest, Int2OfTheEngineIsTakenWhereBothAreStaged) {
   EXPECT_TRUE(Holds(bf16, rows));
 }
 
-TEST_F(PageWriterTest, OtherBytesThanAnnouncedAreDataLossWithPageHeadAndBothChecksums) {
+TEST_P(PageWriterTest, OtherBytesThanAnnouncedAreDataLossWithPageHeadAndBothChecksums) {
   for (const StagedEncoding encoding :
        {StagedEncoding::kInt2, StagedEncoding::kBf16, StagedEncoding::kBf16Plain}) {
     const auto rows = Bf16Image(7);
@@ -192,7 +227,7 @@ TEST_F(PageWriterTest, OtherBytesThanAnnouncedAreDataLossWithPageHeadAndBothChec
   }
 }
 
-TEST_F(PageWriterTest, BytesThatChangeOnceTheyWereReadAreKeptAsTheyWere) {
+TEST_P(PageWriterTest, BytesThatChangeOnceTheyWereReadAreKeptAsTheyWere) {
   for (const StagedEncoding encoding :
        {StagedEncoding::kInt2, StagedEncoding::kBf16, StagedEncoding::kBf16Plain}) {
     SCOPED_TRACE(static_cast<int>(encoding));
@@ -218,7 +253,7 @@ TEST_F(PageWriterTest, BytesThatChangeOnceTheyWereReadAreKeptAsTheyWere) {
   }
 }
 
-TEST_F(PageWriterTest, BytesThatChangeBeforeTheyAreReadAreDataLoss) {
+TEST_P(PageWriterTest, BytesThatChangeBeforeTheyAreReadAreDataLoss) {
   const auto rows = Bf16Image(8);
   const StagedPage staged = Stage(5, StagedEncoding::kBf16, rows);
   TouchySource source(staging_, staged.offset);
@@ -230,7 +265,7 @@ TEST_F(PageWriterTest, BytesThatChangeBeforeTheyAreReadAreDataLoss) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
 }
 
-TEST_F(PageWriterTest, NotFiniteRowsAreRefusedWithLayerHeadAndToken) {
+TEST_P(PageWriterTest, NotFiniteRowsAreRefusedWithLayerHeadAndToken) {
   for (const StagedEncoding encoding : {StagedEncoding::kBf16, StagedEncoding::kBf16Plain}) {
     for (const uint16_t bits : {uint16_t{0x7fc0}, uint16_t{0x7f80}, uint16_t{0xff80}}) {
       auto rows = Bf16Image(9);
@@ -253,7 +288,7 @@ TEST_F(PageWriterTest, NotFiniteRowsAreRefusedWithLayerHeadAndToken) {
   }
 }
 
-TEST_F(PageWriterTest, RowsThatOverflowInTheRotationAreRefused) {
+TEST_P(PageWriterTest, RowsThatOverflowInTheRotationAreRefused) {
   auto plain = Bf16Image(10);
   const uint16_t largest = 0x7f7f;
   for (size_t i = 0; i < plain.size(); i += sizeof(largest)) {
@@ -264,7 +299,7 @@ TEST_F(PageWriterTest, RowsThatOverflowInTheRotationAreRefused) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
 }
 
-TEST_F(PageWriterTest, NotFiniteScalesOfInt2AreRefusedWithLayerHeadAndToken) {
+TEST_P(PageWriterTest, NotFiniteScalesOfInt2AreRefusedWithLayerHeadAndToken) {
   const Geometry& geometry = profile_->geometry();
   const Int2HeadBlock layout = geometry.Int2Block();
   const size_t block = HeadBytes(PageEncoding::kInt2) + layout.bytes();  // Head 2, layer 1.
@@ -287,7 +322,7 @@ TEST_F(PageWriterTest, NotFiniteScalesOfInt2AreRefusedWithLayerHeadAndToken) {
   }
 }
 
-TEST_F(PageWriterTest, PagesBeyondTheStagingMemoryAreRefusedWithTheNumbers) {
+TEST_P(PageWriterTest, PagesBeyondTheStagingMemoryAreRefusedWithTheNumbers) {
   StagedPage staged = Stage(1, StagedEncoding::kInt2, Demoted(PageIdx(1), Bf16Image(12)));
   const WritableBlock block = Missing(1, PageEncoding::kInt2);
   EXPECT_TRUE(PlanError({staged}, {block}).ok()) << "it ends where the memory does";
@@ -302,14 +337,14 @@ TEST_F(PageWriterTest, PagesBeyondTheStagingMemoryAreRefusedWithTheNumbers) {
   EXPECT_FALSE(PlanPages(owner_, std::vector{staged}, std::vector{block}, 0).ok());
 }
 
-TEST_F(PageWriterTest, ChecksumsForOtherThanTheSessionsHeadsAreRefused) {
+TEST_P(PageWriterTest, ChecksumsForOtherThanTheSessionsHeadsAreRefused) {
   StagedPage staged = Stage(1, StagedEncoding::kInt2, Demoted(PageIdx(1), Bf16Image(13)));
   staged.head_crc32c.pop_back();
   EXPECT_THAT(std::string(PlanError({staged}, {Missing(1, PageEncoding::kInt2)}).message()),
               HasSubstr("1 checksums for 2 KV heads"));
 }
 
-TEST_F(PageWriterTest, PagesOutOfOrderTwiceOrUnaskedAreRefusedByName) {
+TEST_P(PageWriterTest, PagesOutOfOrderTwiceOrUnaskedAreRefusedByName) {
   const auto image = Demoted(PageIdx(0), Bf16Image(14));
   const auto rows = Bf16Image(15);
   const std::vector<WritableBlock> missing = {Missing(1, PageEncoding::kInt2),
@@ -333,12 +368,29 @@ TEST_F(PageWriterTest, PagesOutOfOrderTwiceOrUnaskedAreRefusedByName) {
   EXPECT_THAT(refusal({int2(1), bf16(1)}), HasSubstr("(BF16) was not asked for"));
 }
 
-TEST_F(PageWriterTest, BlocksThatNothingFillsAreLeftToTheStore) {
+TEST_P(PageWriterTest, BlocksThatNothingFillsAreLeftToTheStore) {
   const auto tasks = PlanPages(owner_, std::vector<StagedPage>{},
                                std::vector{Missing(1, PageEncoding::kInt2)}, staging_.size());
   ASSERT_TRUE(tasks.ok()) << tasks.status();
   EXPECT_THAT(*tasks, testing::IsEmpty());
 }
+
+const absl::Status kDeviceIsGone = absl::InternalError("the device is gone");
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways,
+    PageWriterTest,
+    testing::Values(Way{.name = "Cpu", .by_device = false},
+                    Way{.name = "Device"},
+                    Way{.name = "DeviceHeadByHead", .max_heads = 1},
+                    Way{.name = "DeviceOfOtherGeometries", .max_heads = 0},
+                    Way{.name = "DeviceThatDoesNotOpen", .fails_to_open = kDeviceIsGone},
+                    Way{.name = "DeviceThatDoesNotCopy", .fails_to_send = kDeviceIsGone},
+                    Way{.name = "DeviceThatDoesNotFinish", .fails_to_finish = kDeviceIsGone},
+                    Way{.name = "DeviceThatFailsWithTheFirstHead",
+                        .max_heads = 1,
+                        .fails_to_finish = kDeviceIsGone}),
+    [](const auto& way) { return way.param.name; });
 
 }  // namespace
 }  // namespace crumb

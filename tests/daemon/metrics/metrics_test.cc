@@ -71,13 +71,18 @@ TEST_F(MetricsTest, CallsAreCountedByMethodAndCode) {
 TEST_F(MetricsTest, TransfersAndWrittenPagesAreCounted) {
   metrics_.OnPulled(1000, absl::Milliseconds(5));
   metrics_.OnPulled(24, absl::Milliseconds(5));
-  metrics_.OnPageWritten(/*demoted=*/true, absl::Milliseconds(1));
+  metrics_.OnPageWritten(PageWork::kDemotedOnCpu, absl::Milliseconds(1));
+  metrics_.OnPageWritten(PageWork::kDemotedOnGpu, absl::Milliseconds(1));
+  EXPECT_EQ(metrics_.OnGpuDemotionFailure(), 1u);
+  EXPECT_EQ(metrics_.OnGpuDemotionFailure(), 2u);
   metrics_.OnChecksumFailure();
   EXPECT_EQ(metrics_.pulled_bytes(), 1024u);
   EXPECT_EQ(metrics_.checksum_failures(), 1u);
   EXPECT_EQ(Value("crumb_checksum_failures_total"), "1");
-  EXPECT_EQ(Value("crumb_write_page_seconds_count{by=\"demotion\"}"), "1");
+  EXPECT_EQ(Value("crumb_write_page_seconds_count{by=\"cpu_demotion\"}"), "1");
+  EXPECT_EQ(Value("crumb_write_page_seconds_count{by=\"gpu_demotion\"}"), "1");
   EXPECT_EQ(Value("crumb_write_page_seconds_count{by=\"copy\"}"), "0");
+  EXPECT_EQ(Value("crumb_gpu_demotion_failures_total"), "2");
 }
 
 TEST_F(MetricsTest, RequestsWithoutTheirSessionsSecretAreCounted) {

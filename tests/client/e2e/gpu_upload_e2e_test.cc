@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pages between host memory and an engine's GPU, both ways. Needs a GPU.
+#include <algorithm>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/client/e2e/gpu_client_fixture.h"
+
+namespace crumb {
+namespace {
+
+using testing::HasSubstr;
+
+TEST_F(GpuClientTest, PagesInHostMemoryAreCopiedToTheGpu) {
+  StartDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto images = HostImages(client.get(), 513);
+  for (const uint32_t layers_per_group : {1u, 2u, 64u}) {
+    const auto upload = prefix->UploadToGpu({.layers_per_group = layers_per_group});
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    EXPECT_TRUE((*upload)->registration().ok()) << (*upload)->registration();
+    TestStream stream;
+    ASSERT_TRUE((*upload)->DelayUntilLayer(1, stream.get()).ok());
+    stream.Wait();
+    for (uint32_t page = 0; page < 8; ++page) {
+      const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+      const std::byte* const image = (*upload)->Page(PageIdx(page), encoding);
+      ASSERT_NE(image, nullptr);
+      EXPECT_EQ(Download(image, encoding), images[page]) << "page " << page;
+    }
+    EXPECT_NE((*upload)->Page(PageIdx(7), PageEncoding::kBf16), nullptr);
+    EXPECT_EQ((*upload)->Page(PageIdx(0), PageEncoding::kInt2), nullptr);
+    const Geometry& geometry = profile_->geometry();
+    EXPECT_EQ((*upload)->copied_bytes(), 7 * geometry.PageBytes(PageEncoding::kInt2) +
+                                             3 * geometry.PageBytes(PageEncoding::kBf16));
+    EXPECT_EQ((*upload)->DelayUntilLayer(2, stream.get()).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+  }
+  EXPECT_EQ(prefix->UploadToGpu({.layers_per_group = 0}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(GpuClientTest, PulledPagesAreCopiedToTheGpuByWayOfPageLockedMemory) {
+  StartDaemon({"--ucx.enabled=true", "--ucx.transports=tcp"});
+  const auto publisher = NewClient();
+  Publish(publisher.get(), 512);
+  const auto images = HostImages(publisher.get(), 513);
+  const auto client = *Client::Create({.address = daemon_->address(),
+                                       .profile = profile_,
+                                       .data_plane = DataPlane::kUcx,
+                                       .gpu = 0});
+  ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
+  EXPECT_FALSE(client->state().reads_gpu_pages);
+  EXPECT_THAT(client->state().gpu_note, HasSubstr("page-locked host memory"));
+  for (int pull = 0; pull < 2; ++pull) {
+    const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+    const auto upload = prefix->UploadToGpu({.layers_per_group = 1});
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    EXPECT_TRUE((*upload)->registration().ok()) << (*upload)->registration();
+    ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+    for (uint32_t page = 0; page < 8; ++page) {
+      const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+      EXPECT_EQ(Download((*upload)->Page(PageIdx(page), encoding), encoding), images[page])
+          << "pull " << pull << ", page " << page;
+    }
+  }
+}
+
+TEST_F(GpuClientTest, RankGetsItsHeadsAtTheirPlacesInTheImage) {
+  StartDaemon();
+  Publish(NewClient().get(), 512);
+  const auto images = HostImages(NewClient().get(), 513);
+  auto client = *Client::Create(
+      {.address = daemon_->address(), .profile = profile_, .heads = {1, 1}, .gpu = 0});
+  ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto upload = prefix->UploadToGpu({});
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+  const Geometry& geometry = profile_->geometry();
+  const size_t offset = geometry.HeadBlockOffset(PageEncoding::kInt2, 1, 1);
+  std::vector<std::byte> block(geometry.HeadBlockBytes(PageEncoding::kInt2));
+  CRUMB_EXPECT_CUDA(cudaMemcpy(block.data(),
+                               (*upload)->Page(PageIdx(5), PageEncoding::kInt2) + offset,
+                               block.size(), cudaMemcpyDeviceToHost));
+  EXPECT_TRUE(std::equal(block.begin(), block.end(), images[5].data() + offset));
+}
+
+TEST_F(GpuClientTest, WhatIsOnTheGpuStaysInPlaceAndOnlyTheRestIsCopied) {
+  // BF16 in one chunk of 31 blocks, INT2 in none: a page in one chunk is all that fits.
+  StartGpuDaemon({"--store.gpu_arena=2MiB", "--store.gpu_chunk=2MiB"});
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  std::shared_ptr<PrefixHandle> prefix;
+  WaitFor([&] {
+    prefix = *client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+    return prefix->GpuPage(PageIdx(0), PageEncoding::kBf16) != nullptr;
+  });
+  const auto images = HostImages(client.get(), 513);
+  const auto upload = prefix->UploadToGpu({});
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_EQ((*upload)->Page(PageIdx(0), PageEncoding::kBf16),
+            prefix->GpuPage(PageIdx(0), PageEncoding::kBf16));
+  ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+  for (uint32_t page = 0; page < 8; ++page) {
+    const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
+    EXPECT_EQ(Download((*upload)->Page(PageIdx(page), encoding), encoding), images[page]);
+  }
+}
+
+// What an upload has, as an engine's own pages.
+class UploadedPages : public GpuPages {
+ public:
+  UploadedPages(const GpuUpload& upload, uint32_t num_tokens)
+      : upload_(upload), num_tokens_(num_tokens) {}
+  uint32_t length() const override { return num_tokens_; }
+  const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
+    return upload_.Page(page, encoding);
+  }
+
+ private:
+  const GpuUpload& upload_;
+  const uint32_t num_tokens_;
+};
+
+TEST_F(GpuClientTest, PagesInAnEnginesGpuMemoryArePublished) {
+  StartGpuDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto images = HostImages(client.get(), 513);
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto upload = *prefix->UploadToGpu({});
+  ASSERT_TRUE(upload->Validate().ok());
+
+  const auto other = NewGpuClient("other");
+  const UploadedPages pages(*upload, 512);
+  const auto published = other->PublishFromGpu(pages, std::span(prompt_).first(512), {});
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(published->pages_added, 8u);
+  EXPECT_EQ(published->tail_pages, 2u);
+  EXPECT_EQ(HostImages(other.get(), 513), images);
+  ExpectSamePages(*LookupOnGpu(other.get(), 513), images);
+
+  const UploadedPages shorter(*upload, 256);
+  EXPECT_EQ(other->PublishFromGpu(shorter, std::span(prompt_).first(512), {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(NewClient()->PublishFromGpu(pages, std::span(prompt_).first(512), {}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace crumb
