@@ -187,12 +187,12 @@ void PublishAll(const std::string& address,
                                                         .profile = profile,
                                                         .heads = {0, kGeometry.num_kv_heads}}));
   const auto map = Must(MapTransport::Connect({}, session.info, Soon()));
+  const auto client = NewClient(address, profile);
   for (uint32_t pages = kStepPages; pages < kPages; pages += kStepPages) {
     PublishStep(control.get(), map.get(), prompt, pages);
   }
   PublishStep(control.get(), map.get(), prompt, kPages);
   const absl::Time published = Now();
-  const auto client = NewClient(address, profile);
   while (!IsOnGpu(*Lookup(client.get(), prompt), kPages)) {
     CRUMB_CHECK(Now() - published < absl::Seconds(30), "the daemon copies pages to the GPU");
   }

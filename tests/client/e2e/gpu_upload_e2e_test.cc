@@ -93,20 +93,21 @@ TEST_F(GpuClientTest, RankGetsItsHeadsAtTheirPlacesInTheImage) {
 }
 
 TEST_F(GpuClientTest, WhatIsOnTheGpuStaysInPlaceAndOnlyTheRestIsCopied) {
-  // BF16 in one chunk of 31 blocks, INT2 in none: a page in one chunk is all that fits.
+  // One chunk, in which the two pages of the tail are demoted; the rest finds no room after that.
   StartGpuDaemon({"--store.gpu_arena=2MiB", "--store.gpu_chunk=2MiB"});
   const auto client = NewGpuClient();
   Publish(client.get(), 512);
-  std::shared_ptr<PrefixHandle> prefix;
-  WaitFor([&] {
-    prefix = *client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
-    return prefix->GpuPage(PageIdx(0), PageEncoding::kBf16) != nullptr;
-  });
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+  ASSERT_NE(prefix->GpuPage(PageIdx(7), PageEncoding::kInt2), nullptr);
+  EXPECT_EQ(prefix->GpuPage(PageIdx(0), PageEncoding::kBf16), nullptr);
   const auto images = HostImages(client.get(), 513);
   const auto upload = prefix->UploadToGpu({});
   ASSERT_TRUE(upload.ok()) << upload.status();
-  EXPECT_EQ((*upload)->Page(PageIdx(0), PageEncoding::kBf16),
-            prefix->GpuPage(PageIdx(0), PageEncoding::kBf16));
+  EXPECT_EQ((*upload)->Page(PageIdx(7), PageEncoding::kInt2),
+            prefix->GpuPage(PageIdx(7), PageEncoding::kInt2));
+  const Geometry& geometry = profile_->geometry();
+  EXPECT_EQ((*upload)->copied_bytes(), 5 * geometry.PageBytes(PageEncoding::kInt2) +
+                                           3 * geometry.PageBytes(PageEncoding::kBf16));
   ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
   for (uint32_t page = 0; page < 8; ++page) {
     const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;
