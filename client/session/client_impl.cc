@@ -17,6 +17,8 @@ namespace {
 constexpr absl::Duration kBackoffMin = absl::Milliseconds(50);
 // To open a data plane once the session is there; also bounds how long one can stay unused.
 constexpr absl::Duration kDataPlaneTimeout = absl::Seconds(5);
+// For which an attach waits so that the lookups after it need not.
+constexpr absl::Duration kMapAheadTime = absl::Milliseconds(100);
 // Of a lease, after which it is renewed: two more attempts fit before it is over.
 constexpr int kRenewalsPerLease = 3;
 
@@ -200,6 +202,7 @@ absl::StatusOr<DataPlanes> ClientImpl::OpenDataPlanes(const SessionInfo& info) {
     if (map.ok()) {
       planes.in_use = DataPlane::kMap;
       planes.map = *std::move(map);
+      planes.map->MapAhead(clock_.Now() + kMapAheadTime);
       return planes;
     }
     if (options_.data_plane == DataPlane::kMap) {

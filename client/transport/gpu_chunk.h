@@ -68,7 +68,7 @@ class GpuChunkMap {
   absl::StatusOr<std::shared_ptr<GpuChunk>> Get(ChunkId id,
                                                 PageEncoding encoding,
                                                 absl::Time deadline);
-  void DropIdle() { cache_.DropIdle(); }
+  void DropIdle(const absl::flat_hash_set<ChunkId>& kept) { cache_.DropIdle(kept); }
   size_t num_mapped() const { return cache_.size(); }
   int device() const { return device_; }
 

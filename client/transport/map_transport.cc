@@ -15,6 +15,7 @@ namespace {
 
 // Small publishes do not make the daemon map anew each time they grow a little.
 constexpr size_t kMinStagingBytes = size_t{1} << 20;
+constexpr absl::Duration kMapAheadTime = absl::Seconds(1);
 
 }  // namespace
 
@@ -111,9 +112,31 @@ void MapTransport::ReleaseStaging(bool discard) {
   staging_last_used_ = clock_.Now();
 }
 
+template <typename Map>
+void MapTransport::MapListed(bool of_copies, Map* map, absl::Time deadline) {
+  const auto listed = socket_.ListChunks(of_copies, kMaxAhead, deadline);
+  absl::flat_hash_set<ChunkId> kept;
+  absl::Status status = listed.status();  // Of a daemon that is gone, or knows no such request.
+  for (const ListedChunk& chunk : listed.ok() ? *listed : std::vector<ListedChunk>()) {
+    kept.insert(ChunkId(chunk.id));
+    const auto encoding = static_cast<PageEncoding>(chunk.encoding);
+    if (status.ok() && (encoding == PageEncoding::kInt2 || encoding == PageEncoding::kBf16)) {
+      // What fails here fails again where it matters, and says so there.
+      status = map->Get(ChunkId(chunk.id), encoding, deadline).status();
+    }
+  }
+  map->DropIdle(kept);
+}
+
+void MapTransport::MapAhead(absl::Time deadline) {
+  if (gpu_chunks_.device() >= 0) {
+    MapListed(/*of_copies=*/true, &gpu_chunks_, deadline);
+  }
+  MapListed(/*of_copies=*/false, &chunks_, deadline);
+}
+
 void MapTransport::Maintain() {
-  chunks_.DropIdle();
-  gpu_chunks_.DropIdle();
+  MapAhead(clock_.Now() + kMapAheadTime);
   {
     absl::MutexLock lock(&mutex_);
     if (staging_held_ || staging_.bytes().size() <= kMinStagingBytes ||

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Chunks of the daemon's arena, mapped read-only into this process: one mapping a chunk, shared by
-// all prefixes that lie in it, made at its first use and dropped when it has been idle.
+// all prefixes that lie in it (chunk_cache.h).
 //
 // The daemon may reuse a block while it is mapped here: then its generation moves, and who read it
 // finds out by comparing (chunk_layout.h).
@@ -95,7 +95,7 @@ class ChunkMap {
   absl::StatusOr<std::shared_ptr<MappedChunk>> Get(ChunkId id,
                                                    PageEncoding encoding,
                                                    absl::Time deadline);
-  void DropIdle() { cache_.DropIdle(); }
+  void DropIdle(const absl::flat_hash_set<ChunkId>& kept) { cache_.DropIdle(kept); }
   size_t num_mapped() const { return cache_.size(); }
 
  private:

@@ -238,6 +238,24 @@ absl::StatusOr<MemorySocketClient::Chunk> MemorySocketClient::GetCopyChunk(Chunk
                .num_blocks = answer.reply.num_blocks};
 }
 
+absl::StatusOr<std::vector<ListedChunk>> MemorySocketClient::ListChunks(bool of_copies,
+                                                                        size_t max,
+                                                                        absl::Time deadline) {
+  const MemoryOp op = of_copies ? MemoryOp::kListCopyChunks : MemoryOp::kListChunks;
+  std::vector<ListedChunk> chunks;
+  size_t num_new = kMaxListedChunks;
+  while (num_new == kMaxListedChunks && chunks.size() < max) {
+    const uint64_t below = chunks.empty() ? 0 : chunks.back().id;
+    CRUMB_ASSIGN_OR_RETURN(const Answer answer, Exchange(Request(op, below), -1, deadline));
+    CRUMB_RETURN_IF_ERROR(ReplyStatus(answer.reply));
+    num_new = std::min<uint64_t>(answer.reply.num_blocks, kMaxListedChunks);
+    const size_t before = chunks.size();
+    chunks.resize(before + num_new);
+    std::memcpy(chunks.data() + before, answer.reply.message.data(), num_new * sizeof(ListedChunk));
+  }
+  return chunks;
+}
+
 absl::Status MemorySocketClient::GiveStaging(int memfd, uint64_t bytes, absl::Time deadline) {
   CRUMB_ASSIGN_OR_RETURN(const Answer answer,
                          Exchange(Request(MemoryOp::kGiveStaging, bytes), memfd, deadline));

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -41,6 +42,10 @@ class MemorySocketClient {
   absl::Status Connect(absl::Time deadline);
   absl::StatusOr<Chunk> GetChunk(ChunkId chunk, absl::Time deadline);
   absl::StatusOr<Chunk> GetCopyChunk(ChunkId chunk, absl::Time deadline);
+  // Those that GetChunk, or GetCopyChunk, would give: the newest first, at most `max` and some.
+  absl::StatusOr<std::vector<ListedChunk>> ListChunks(bool of_copies,
+                                                      size_t max,
+                                                      absl::Time deadline);
   // The daemon maps `memfd` itself; the caller may close it.
   absl::Status GiveStaging(int memfd, uint64_t bytes, absl::Time deadline);
 

@@ -179,6 +179,14 @@ absl::StatusOr<CopyChunkFds> PageStore::GetCopyChunk(SessionId session, ChunkId 
   return std::as_const(*core_).GetCopyChunk(session, chunk);
 }
 
+absl::StatusOr<std::vector<ChunkName>> PageStore::ListChunks(SessionId session,
+                                                             bool of_copies,
+                                                             ChunkId below,
+                                                             size_t max) const {
+  absl::MutexLock lock(&mutex_);
+  return std::as_const(*core_).ListChunks(session, of_copies, below, max);
+}
+
 bool PageStore::AwaitCopyWork() {
   absl::MutexLock lock(&mutex_);
   const auto has_work = [this] {

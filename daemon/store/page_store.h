@@ -218,6 +218,13 @@ class PageStore {
   // there is no tier beside.
   absl::StatusOr<CopyChunkFds> GetCopyChunk(SessionId session, ChunkId chunk) const;
 
+  // Chunks that GetChunk, or GetCopyChunk for `of_copies`, would give the session: those with ids
+  // below `below` (0: all), the newest first, at most `max`.
+  absl::StatusOr<std::vector<ChunkName>> ListChunks(SessionId session,
+                                                    bool of_copies,
+                                                    ChunkId below,
+                                                    size_t max) const;
+
   // For the one who copies into the tier beside. What was published, or looked up by a session that
   // reads copies, is wanted there.
 

@@ -138,6 +138,28 @@ absl::StatusOr<ChunkFd> StoreCore::GetChunk(SessionId session_id, ChunkId chunk_
   return ChunkFd{std::move(fd), chunk->bytes(), chunk->num_blocks()};
 }
 
+absl::StatusOr<std::vector<ChunkName>> StoreCore::ListChunks(SessionId session_id,
+                                                             bool of_copies,
+                                                             ChunkId below,
+                                                             size_t max) const {
+  CRUMB_ASSIGN_OR_RETURN(const Session* const session, FindSession(session_id));
+  std::vector<ChunkName> chunks;
+  const auto add = [&](const Chunk& chunk) {
+    if ((below == ChunkId() || chunk.id() < below) && CheckMayMap(*session, chunk).ok()) {
+      chunks.push_back({chunk.id(), chunk.spec().encoding});
+    }
+  };
+  if (of_copies) {
+    copies_.VisitChunks(add);
+  } else {
+    blocks_.arena().VisitChunks(add);
+  }
+  std::sort(chunks.begin(), chunks.end(),
+            [](const ChunkName& a, const ChunkName& b) { return b.id < a.id; });
+  chunks.resize(std::min(chunks.size(), max));
+  return chunks;
+}
+
 absl::Status StoreCore::CheckMayMap(const Session& session, const Chunk& chunk) const {
   const Namespace& ns = *namespaces_.at(chunk.spec().namespace_id);
   if (ns.tenant != session.spec.tenant || ns.profile.id != session.spec.profile.id) {

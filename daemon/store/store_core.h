@@ -53,6 +53,10 @@ class StoreCore {
   void EndSession(SessionId id, absl::Time now);
   absl::StatusOr<ChunkFd> GetChunk(SessionId session, ChunkId chunk) const;
   absl::StatusOr<CopyChunkFds> GetCopyChunk(SessionId session, ChunkId chunk) const;
+  absl::StatusOr<std::vector<ChunkName>> ListChunks(SessionId session,
+                                                    bool of_copies,
+                                                    ChunkId below,
+                                                    size_t max) const;
 
   // Copies in the tier beside.
   CopyHold BeginCopies(size_t max_bytes);

@@ -118,6 +118,12 @@ struct CommitResult {
   uint32_t pages_present = 0;  // Pages that were whole before, or came from someone else meanwhile.
 };
 
+struct ChunkName {
+  ChunkId id;
+  PageEncoding encoding = PageEncoding::kInt2;
+  friend bool operator==(const ChunkName&, const ChunkName&) = default;
+};
+
 // A chunk as it is passed to a reader.
 struct ChunkFd {
   UniqueFd fd;  // The receiver's own; sealed against writing and resizing.

@@ -224,6 +224,10 @@ bool MemorySocketServer::Send(int connection, const Reply& answer) {
   const size_t length = std::min(answer.status.message().size(), reply.message.size() - 1);
   // Of OK there may be no data at all, which memcpy must not be given.
   std::copy_n(answer.status.message().data(), length, reply.message.data());
+  for (size_t i = 0; i < answer.listed.size(); ++i) {
+    std::memcpy(reply.message.data() + i * sizeof(ListedChunk), &answer.listed[i],
+                sizeof(ListedChunk));
+  }
   reply.bytes = answer.bytes;
   reply.num_blocks = answer.num_blocks;
   iovec part{&reply, sizeof(reply)};
@@ -291,6 +295,20 @@ MemorySocketServer::Reply MemorySocketServer::AnswerChunk(const MemoryRequest& r
                     : Reply{.status = chunk.status()};
 }
 
+MemorySocketServer::Reply MemorySocketServer::AnswerList(const MemoryRequest& request) const {
+  const auto below =
+      static_cast<uint32_t>(std::min<uint64_t>(request.argument, UINT32_MAX));  // No id is larger.
+  const auto chunks =
+      store_.ListChunks(SessionId(request.session_id), request.op == MemoryOp::kListCopyChunks,
+                        ChunkId(below), kMaxListedChunks);
+  Reply reply{.status = chunks.status()};
+  for (const ChunkName& chunk : chunks.ok() ? *chunks : std::vector<ChunkName>()) {
+    reply.listed.push_back({chunk.id.value(), static_cast<uint32_t>(chunk.encoding)});
+  }
+  reply.num_blocks = reply.listed.size();
+  return reply;
+}
+
 MemorySocketServer::Reply MemorySocketServer::Answer(const MemoryRequest& request,
                                                      const UniqueFd& received) {
   const SessionId session(request.session_id);
@@ -301,6 +319,9 @@ MemorySocketServer::Reply MemorySocketServer::Answer(const MemoryRequest& reques
     case MemoryOp::kGetChunk:
     case MemoryOp::kGetCopyChunk:
       return AnswerChunk(request);
+    case MemoryOp::kListChunks:
+    case MemoryOp::kListCopyChunks:
+      return AnswerList(request);
     case MemoryOp::kGiveStaging: {
       if (!received.is_valid()) {
         return {.status = absl::InvalidArgumentError(
@@ -313,9 +334,9 @@ MemorySocketServer::Reply MemorySocketServer::Answer(const MemoryRequest& reques
       return {.status = sessions_.SetStaging(session, *std::move(staging))};
     }
   }
-  return {.status = absl::InvalidArgumentError(
-              absl::StrCat("operation ", static_cast<uint16_t>(request.op),
-                           ": the memory socket knows 1, 2 and 3"))};
+  return {
+      .status = absl::InvalidArgumentError(absl::StrCat(
+          "operation ", static_cast<uint16_t>(request.op), ": the memory socket knows 1 to 5"))};
 }
 
 }  // namespace crumb

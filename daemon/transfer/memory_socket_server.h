@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -57,6 +58,7 @@ class MemorySocketServer : public DataPlaneServer {
     std::array<UniqueFd, 2> fds = {};  // Those that are valid go along.
     uint64_t bytes = 0;
     uint64_t num_blocks = 0;
+    std::vector<ListedChunk> listed = {};  // In place of a message.
   };
 
   MemorySocketServer(MemorySocketOptions options, const PageStore& store, SessionTable& sessions)
@@ -71,6 +73,7 @@ class MemorySocketServer : public DataPlaneServer {
   static bool Send(int connection, const Reply& answer);
   Reply Answer(const MemoryRequest& request, const UniqueFd& received);
   Reply AnswerChunk(const MemoryRequest& request) const;
+  Reply AnswerList(const MemoryRequest& request) const;
 
   const MemorySocketOptions options_;
   const PageStore& store_;

@@ -11,6 +11,9 @@
 //   kGetCopyChunk   -> two descriptors of a chunk of copies in a GPU's memory: a memfd with its
 //                      table of headers, sealed as above, and the memory that holds its blocks,
 //                      back to back (crumb/cuda/shared_memory.h)
+//   kListChunks, kListCopyChunks
+//                   -> the chunks that the session may map with the two above, so that it can do so
+//                      before it needs them: the newest first, kMaxListedChunks a reply
 #pragma once
 
 #include <array>
@@ -25,7 +28,13 @@ inline constexpr size_t kSessionSecretBytes = 16;
 // A publish is staged in batches of at most this many bytes of memory.
 inline constexpr uint64_t kMaxStagingBytes = uint64_t{1} << 30;
 
-enum class MemoryOp : uint16_t { kGetChunk = 1, kGiveStaging = 2, kGetCopyChunk = 3 };
+enum class MemoryOp : uint16_t {
+  kGetChunk = 1,
+  kGiveStaging = 2,
+  kGetCopyChunk = 3,
+  kListChunks = 4,
+  kListCopyChunks = 5,
+};
 
 struct MemoryRequest {
   uint32_t magic = kMemorySocketMagic;
@@ -33,7 +42,9 @@ struct MemoryRequest {
   MemoryOp op = MemoryOp::kGetChunk;
   uint64_t session_id = 0;
   std::array<uint8_t, kSessionSecretBytes> session_secret{};
-  uint64_t argument = 0;  // kGetChunk, kGetCopyChunk: the id. kGiveStaging: bytes of the memfd.
+  // kGetChunk, kGetCopyChunk: the id. kGiveStaging: bytes of the memfd. kListChunks,
+  // kListCopyChunks: ids below this one; 0: all.
+  uint64_t argument = 0;
 };
 static_assert(sizeof(MemoryRequest) == 40);
 
@@ -43,8 +54,16 @@ struct MemoryReply {
   uint16_t status_code = 0;         // absl::StatusCode; 0 is OK.
   uint64_t bytes = 0;               // kGetChunk: of the memfd. kGetCopyChunk: of the memory.
   uint64_t num_blocks = 0;          // kGetChunk, kGetCopyChunk: blocks of the chunk.
-  std::array<char, 232> message{};  // Of the status; NUL-terminated.
+                                    // kListChunks, kListCopyChunks: chunks in this reply.
+  std::array<char, 232> message{};  // Of the status; NUL-terminated. Of a list: ListedChunks.
 };
 static_assert(sizeof(MemoryReply) == 256);
+
+struct ListedChunk {
+  uint32_t id = 0;
+  uint32_t encoding = 0;  // PageEncoding's number.
+};
+static_assert(sizeof(ListedChunk) == 8);
+inline constexpr size_t kMaxListedChunks = sizeof(MemoryReply::message) / sizeof(ListedChunk);
 
 }  // namespace crumb

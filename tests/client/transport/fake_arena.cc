@@ -147,6 +147,11 @@ void FakeArena::SetStatus(absl::Status status) {
   status_ = std::move(status);
 }
 
+void FakeArena::SetListed(std::vector<ListedChunk> listed) {
+  absl::MutexLock lock(&mutex_);
+  listed_ = std::move(listed);
+}
+
 void FakeArena::CloseConnections() {
   absl::MutexLock lock(&mutex_);
   close_all_ = true;
@@ -228,6 +233,15 @@ bool FakeArena::Answer(int connection) {
   reply.version = mood_ == Mood::kOtherVersion ? 99 : kMemorySocketVersion;
   reply.status_code = static_cast<uint16_t>(status_.code());
   std::copy_n(status_.message().begin(), status_.message().size(), reply.message.begin());
+  if (request.op == MemoryOp::kListChunks && status_.ok()) {
+    for (const ListedChunk& listed : listed_) {
+      if ((request.argument == 0 || listed.id < request.argument) &&
+          reply.num_blocks < kMaxListedChunks) {
+        std::memcpy(reply.message.data() + reply.num_blocks++ * sizeof(listed), &listed,
+                    sizeof(listed));
+      }
+    }
+  }
   const auto chunk = chunks_.find(static_cast<uint32_t>(request.argument));
   const bool gives = request.op == MemoryOp::kGetChunk && status_.ok() && chunk != chunks_.end();
   io = {.iov_base = &reply, .iov_len = sizeof(reply)};

@@ -49,6 +49,8 @@ class FakeArena {
   enum class Mood { kAnswer, kSilent, kHangUp, kOtherVersion };
   void SetMood(Mood mood);
   void SetStatus(absl::Status status);  // The answer to each request.
+  // What it says when it is asked for its chunks; nothing at first. By id, the newest first.
+  void SetListed(std::vector<ListedChunk> listed);
   // Ends the connections that are open; new ones are welcome.
   void CloseConnections();
 
@@ -77,6 +79,7 @@ class FakeArena {
   mutable absl::Mutex mutex_;
   std::map<uint32_t, Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
   Mood mood_ ABSL_GUARDED_BY(mutex_) = Mood::kAnswer;
+  std::vector<ListedChunk> listed_ ABSL_GUARDED_BY(mutex_);
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool close_all_ ABSL_GUARDED_BY(mutex_) = false;

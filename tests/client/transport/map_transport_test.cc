@@ -100,5 +100,66 @@ TEST_F(MapTransportTest, IdleStagingIsExchangedForASmallOne) {
   EXPECT_EQ(arena_.staging_bytes(), 1u << 20);
 }
 
+ListedChunk Listed(ChunkId id, PageEncoding encoding) {
+  return {id.value(), static_cast<uint32_t>(encoding)};
+}
+
+TEST_F(MapTransportTest, ListedChunksAreMappedAheadSoThatOpenAsksForNothing) {
+  const ChunkId int2 = arena_.AddChunk(PageEncoding::kInt2, 4);
+  const ChunkId bf16 = arena_.AddChunk(PageEncoding::kBf16, 1);
+  arena_.SetListed({Listed(bf16, PageEncoding::kBf16), Listed(int2, PageEncoding::kInt2)});
+  transport_->MapAhead(In(absl::Seconds(10)));
+  EXPECT_EQ(transport_->num_mapped_chunks(), 2u);
+  const int before = arena_.num_requests();
+  for (const ChunkId id : {int2, bf16}) {
+    const auto source = transport_->Open(arena_.PrefixIn(id), In(absl::Seconds(10)));
+    ASSERT_TRUE(source.ok()) << source.status();
+    EXPECT_TRUE((*source)->Validate().ok()) << (*source)->Validate();
+  }
+  EXPECT_EQ(arena_.num_requests(), before);
+}
+
+TEST_F(MapTransportTest, MoreChunksThanAReplyHoldsAreAskedForInTurns) {
+  std::vector<ListedChunk> listed;
+  for (uint32_t i = 0; i < 2 * kMaxListedChunks + 3; ++i) {
+    listed.insert(listed.begin(),
+                  Listed(arena_.AddChunk(PageEncoding::kInt2, 1), PageEncoding::kInt2));
+  }
+  arena_.SetListed(listed);
+  transport_->MapAhead(In(absl::Seconds(10)));
+  EXPECT_EQ(transport_->num_mapped_chunks(), listed.size());
+}
+
+TEST_F(MapTransportTest, ChunkThatCannotBeMappedAheadIsTheLookupsToReport) {
+  const ChunkId int2 = arena_.AddChunk(PageEncoding::kInt2, 4);
+  arena_.SetListed({Listed(ChunkId(99), PageEncoding::kInt2), Listed(int2, PageEncoding::kInt2)});
+  transport_->MapAhead(In(absl::Seconds(10)));
+  EXPECT_TRUE(transport_->Open(arena_.PrefixIn(int2), In(absl::Seconds(10))).ok());
+  arena_.SetListed({{int2.value(), 7}});  // No encoding that this library knows.
+  transport_->MapAhead(In(absl::Seconds(10)));
+  arena_.SetStatus(absl::InvalidArgumentError("operation 4: the memory socket knows 1, 2 and 3"));
+  transport_->MapAhead(In(absl::Seconds(10)));
+  arena_.SetStatus(absl::OkStatus());
+  EXPECT_TRUE(transport_->Open(arena_.PrefixIn(int2), In(absl::Seconds(10))).ok());
+}
+
+TEST_F(MapTransportTest, IdleChunksStayAsLongAsTheDaemonHasThem) {
+  FakeClock clock;
+  const ChunkId kept = arena_.AddChunk(PageEncoding::kInt2, 4);
+  const ChunkId given_up = arena_.AddChunk(PageEncoding::kInt2, 4);
+  arena_.SetListed({Listed(given_up, PageEncoding::kInt2), Listed(kept, PageEncoding::kInt2)});
+  auto transport =
+      *MapTransport::Connect({}, arena_.session(), clock.Now() + absl::Hours(1), clock);
+  transport->Maintain();
+  EXPECT_EQ(transport->num_mapped_chunks(), 2u);
+  clock.Advance(ChunkCache<MappedChunk>::kMaxIdle);
+  transport->Maintain();
+  EXPECT_EQ(transport->num_mapped_chunks(), 2u);
+  arena_.SetListed({Listed(kept, PageEncoding::kInt2)});
+  clock.Advance(ChunkCache<MappedChunk>::kMaxIdle);
+  transport->Maintain();
+  EXPECT_EQ(transport->num_mapped_chunks(), 1u);
+}
+
 }  // namespace
 }  // namespace crumb

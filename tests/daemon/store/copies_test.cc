@@ -32,6 +32,22 @@ TEST_F(CopiesTest, PublishedPagesAreCopiedAndFoundThereByThoseWhoReadCopies) {
   EXPECT_THAT(CopiedPages(*same), IsEmpty());
 }
 
+TEST_F(CopiesTest, ChunksOfCopiesAreListedToTheirTenant) {
+  Publish("abcd");
+  CopyEverything();
+  const auto listed = store_->ListChunks(session_, /*of_copies=*/true, ChunkId(), 10);
+  ASSERT_EQ(absl::OkStatus(), listed.status());
+  ASSERT_GE(listed->size(), 2u);
+  EXPECT_LT((*listed)[1].id, (*listed)[0].id);
+  for (const ChunkName& chunk : *listed) {
+    EXPECT_EQ(absl::OkStatus(), store_->GetCopyChunk(session_, chunk.id).status());
+  }
+  EXPECT_THAT(*store_->ListChunks(session_, true, ChunkId(), 1), ElementsAre((*listed)[0]));
+  EXPECT_THAT(*store_->ListChunks(session_, true, (*listed)[0].id, 1), ElementsAre((*listed)[1]));
+  EXPECT_THAT(*store_->ListChunks(AttachReader("other"), true, ChunkId(), 10), IsEmpty());
+  EXPECT_FALSE(store_->ListChunks(SessionId(99), true, ChunkId(), 10).ok());
+}
+
 TEST_F(CopiesTest, LookupHasMissingCopiesMade) {
   Publish("abcd");
   tier_->flips_a_bit = true;

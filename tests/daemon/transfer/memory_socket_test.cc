@@ -103,6 +103,28 @@ class MemorySocketTest : public testing::Test {
   std::unique_ptr<MemorySocketServer> server_;
 };
 
+TEST_F(MemorySocketTest, ListHasTheChunksOfTheSessionsTenantTheNewestFirst) {
+  PublishedChunk(Attach("other", MakeSessionSecret()));
+  Peer peer(path_);
+  const auto list = [&](MemoryOp op, uint64_t below) {
+    const auto answer = peer.Ask(Request(op, below));
+    EXPECT_TRUE(answer.has_value() && answer->code() == absl::StatusCode::kOk);
+    std::vector<ListedChunk> listed(answer->reply.num_blocks);
+    std::memcpy(listed.data(), answer->reply.message.data(), listed.size() * sizeof(ListedChunk));
+    return listed;
+  };
+  const auto all = list(MemoryOp::kListChunks, 0);
+  ASSERT_EQ(all.size(), 2u) << "one of each encoding";
+  EXPECT_GT(all[0].id, all[1].id);
+  EXPECT_NE(all[0].encoding, all[1].encoding);
+  EXPECT_TRUE(all[0].id == chunk_ || all[1].id == chunk_);
+  const auto older = list(MemoryOp::kListChunks, all[0].id);
+  ASSERT_EQ(older.size(), 1u);
+  EXPECT_EQ(older[0].id, all[1].id);
+  EXPECT_TRUE(list(MemoryOp::kListChunks, all[1].id).empty());
+  EXPECT_TRUE(list(MemoryOp::kListCopyChunks, 0).empty());
+}
+
 TEST_F(MemorySocketTest, SocketHasTheModeAndGoesWithTheServer) {
   struct stat info {};
   ASSERT_EQ(stat(path_.c_str(), &info), 0);
