@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/page_exporter.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
+#include "client/transport/device_checksums.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -22,12 +25,20 @@ absl::Status GpuExporter::ExportPage(PageIdx page,
                                             " is not held on the GPU any more; it must stay until "
                                             "the publish returns"));
   }
+  exported_.emplace_back(source, image.size());
   return CopyFromGpu(image, source, stream_->get());
 }
 
-absl::Status GpuExporter::Finish() {
+absl::StatusOr<std::vector<uint32_t>> GpuExporter::Finish(uint32_t num_heads) {
+  std::vector<DeviceImage> images;
+  for (const std::span<const std::byte> source : std::exchange(exported_, {})) {
+    images.push_back({source.data(), source.size() / num_heads});
+  }
+  auto checksums = ChecksumOnDevice(images, num_heads, *stream_);
   CRUMB_RETURN_IF_ERROR(stream_->Wait());
-  return pages_.Validate();
+  CRUMB_RETURN_IF_ERROR(pages_.Validate());
+  // Of a geometry that the kernel does not know, say, the host computes them.
+  return checksums.ok() ? *std::move(checksums) : std::vector<uint32_t>();
 }
 
 }  // namespace crumb

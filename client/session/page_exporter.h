@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,11 +24,16 @@ class PageExporter {
 
   virtual uint32_t length() const = 0;  // Tokens.
   virtual bool HasPage(PageIdx page, PageEncoding encoding) const = 0;
-  // The image of the rank's heads; there once Finish returned OK. NOT_FOUND: not held.
+  // The image of the rank's heads, all heads of one size; there once Finish returned OK.
+  // NOT_FOUND: not held.
   virtual absl::Status ExportPage(PageIdx page,
                                   PageEncoding encoding,
                                   std::span<std::byte> image) = 0;
-  virtual absl::Status Finish() { return absl::OkStatus(); }
+  // Ends the exports since the last Finish. Checksums of their heads, [page][head] in the order of
+  // the calls, where the exporter has better ways to them than a pass over the images; else none.
+  virtual absl::StatusOr<std::vector<uint32_t>> Finish(uint32_t /*num_heads*/) {
+    return std::vector<uint32_t>();
+  }
   // Whether images are best exported to memory that is registered with the current GPU.
   virtual bool wants_registered_memory() const { return false; }
 };
@@ -60,7 +66,7 @@ class GpuExporter : public PageExporter {
     return pages_.Page(page, encoding) != nullptr;
   }
   absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
-  absl::Status Finish() override;
+  absl::StatusOr<std::vector<uint32_t>> Finish(uint32_t num_heads) override;
   bool wants_registered_memory() const override { return true; }
 
  private:
@@ -68,6 +74,7 @@ class GpuExporter : public PageExporter {
 
   const GpuPages& pages_;
   std::unique_ptr<OwnGpuStream> stream_;
+  std::vector<std::span<const std::byte>> exported_;  // On the device, since the last Finish.
 };
 
 }  // namespace crumb

@@ -161,10 +161,17 @@ absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const 
                        " pages were copied in time; give it longer, or publish less"));
     }
   }
-  CRUMB_RETURN_IF_ERROR(pages_.Finish());
+  const uint32_t num_heads = session_->info().heads.count;
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<uint32_t> checksums, pages_.Finish(num_heads));
+  auto next = checksums.begin();
   for (StagedImage& page : staged) {
-    page.head_crc32c = Checksums(staging.subspan(page.offset, PageBytes(page.encoding)),
-                                 session_->info().heads.count);
+    if (checksums.empty()) {
+      page.head_crc32c =
+          Checksums(staging.subspan(page.offset, PageBytes(page.encoding)), num_heads);
+    } else {
+      page.head_crc32c.assign(next, next + num_heads);
+      next += num_heads;
+    }
   }
   return staged;
 }

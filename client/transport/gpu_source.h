@@ -42,6 +42,12 @@ class GpuSource : public PageSource {
   }
   uint32_t first_image_layer() const override { return rest_->first_image_layer(); }
   absl::Status RegisterWithGpu() override { return rest_->RegisterWithGpu(); }
+  std::vector<uint32_t> UncheckedCrc32c(PageIdx page, PageEncoding encoding) const override {
+    return rest_->UncheckedCrc32c(page, encoding);
+  }
+  void SetChecked(PageIdx page, PageEncoding encoding) override {
+    rest_->SetChecked(page, encoding);
+  }
   absl::Status WaitForLayer(uint32_t layer) override { return rest_->WaitForLayer(layer); }
   absl::Status Validate() override;
   size_t copied_bytes() const override { return rest_->copied_bytes(); }

@@ -72,8 +72,7 @@ const std::byte* MappedSource::HeadBlock(PageIdx page,
                                          PageEncoding encoding,
                                          uint32_t layer,
                                          uint32_t kv_head) const {
-  const Page& entry = pages_[page.value()];
-  const std::byte* image = encoding == PageEncoding::kInt2 ? entry.int2.image : entry.bf16.image;
+  const std::byte* const image = At(page, encoding).image;
   const HeadRange& heads = options_.heads;
   if (image == nullptr || kv_head < heads.first || kv_head - heads.first >= heads.count) {
     return nullptr;
@@ -107,6 +106,9 @@ absl::Status MappedSource::Verify(const Block& block) const {
 
 absl::Status MappedSource::PopulateAndVerify() const {
   return ForEachBlock([&](PageIdx page, const Block& block) {
+    if (options_.verify && block.chunk->IsVerified(block.block, block.generation)) {
+      return absl::OkStatus();  // Its bytes were read, so it is in the page tables.
+    }
     block.chunk->Populate(block.block);
     absl::Status status = options_.verify ? Verify(block) : absl::OkStatus();
     if (status.ok()) {
@@ -124,6 +126,22 @@ absl::Status MappedSource::RegisterWithGpu() {
     CRUMB_RETURN_IF_ERROR(chunk->RegisterWithGpu());
   }
   return absl::OkStatus();
+}
+
+std::vector<uint32_t> MappedSource::UncheckedCrc32c(PageIdx page, PageEncoding encoding) const {
+  const Block& block = At(page, encoding);
+  if (!options_.verify || block.chunk == nullptr ||
+      block.chunk->IsVerified(block.block, block.generation)) {
+    return {};
+  }
+  const auto* const first =
+      block.chunk->header(block.block).head_crc32c.data() + options_.heads.first;
+  return {first, first + options_.heads.count};
+}
+
+void MappedSource::SetChecked(PageIdx page, PageEncoding encoding) {
+  const Block& block = At(page, encoding);
+  block.chunk->SetVerified(block.block, block.generation);
 }
 
 absl::Status MappedSource::WaitForLayer(uint32_t) {

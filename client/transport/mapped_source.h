@@ -46,6 +46,8 @@ class MappedSource : public PageSource {
   absl::Status Validate() override;
   size_t copied_bytes() const override { return 0; }
   absl::Status RegisterWithGpu() override;
+  std::vector<uint32_t> UncheckedCrc32c(PageIdx page, PageEncoding encoding) const override;
+  void SetChecked(PageIdx page, PageEncoding encoding) override;
 
  private:
   // One encoding of one page. chunk is null where it is absent.
@@ -68,6 +70,10 @@ class MappedSource : public PageSource {
                                   absl::Time deadline);
   absl::Status Verify(const Block& block) const;
   absl::Status PopulateAndVerify() const;
+  const Block& At(PageIdx page, PageEncoding encoding) const {
+    const Page& entry = pages_[page.value()];
+    return encoding == PageEncoding::kInt2 ? entry.int2 : entry.bf16;
+  }
   template <typename Visitor>  // absl::Status(PageIdx, const Block&); the first error ends it.
   absl::Status ForEachBlock(const Visitor& visit) const;
 

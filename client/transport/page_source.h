@@ -100,6 +100,13 @@ class PageSource {
   virtual absl::Status RegisterWithGpu() {
     return absl::UnimplementedError("this source's memory is not registered with a GPU");
   }
+  // For who has copied the bytes and checks the copy, instead of Validate's own pass over them: the
+  // checksums that the page's heads of the rank must have. Empty: Validate will not check them.
+  virtual std::vector<uint32_t> UncheckedCrc32c(PageIdx /*page*/, PageEncoding /*encoding*/) const {
+    return {};
+  }
+  // The copy had them.
+  virtual void SetChecked(PageIdx /*page*/, PageEncoding /*encoding*/) {}
   // Blocks until the bytes of layers [0, layer] are in place, at the longest until the pull's
   // deadline. DATA_LOSS, UNAVAILABLE or DEADLINE_EXCEEDED when they will not be; then for ever.
   virtual absl::Status WaitForLayer(uint32_t layer) = 0;

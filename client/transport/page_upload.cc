@@ -2,10 +2,13 @@
 #include "client/transport/page_upload.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
+#include "client/transport/device_checksums.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -17,13 +20,13 @@ absl::StatusOr<std::unique_ptr<PageUpload>> PageUpload::Start(const UploadShape&
     return absl::InvalidArgumentError(
         "GpuUploadOptions::layers_per_group is 0; copy at least one layer at a time");
   }
-  std::unique_ptr<PageUpload> upload(new PageUpload(shape, options, source));
+  std::unique_ptr<PageUpload> upload(new PageUpload(shape, gpu, options, source));
   const ScopedGpu current(gpu);
   CRUMB_RETURN_IF_ERROR(current.status());
   CRUMB_ASSIGN_OR_RETURN(upload->stream_, OwnGpuStream::Create());
   UploadPlan plan(shape, source);
   if (plan.bytes() > 0) {
-    CRUMB_RETURN_IF_ERROR(upload->Allocate(plan.bytes(), gpu));
+    CRUMB_RETURN_IF_ERROR(upload->Allocate(plan.bytes()));
     plan.PlaceAt(upload->memory_->data());
     upload->registration_ = source->RegisterWithGpu();
   }
@@ -38,11 +41,11 @@ PageUpload::~PageUpload() {
   }
 }
 
-absl::Status PageUpload::Allocate(size_t bytes, int gpu) {
+absl::Status PageUpload::Allocate(size_t bytes) {
   auto memory = OwnGpuMemory::Create(bytes);
   if (!memory.ok()) {
     return absl::Status(memory.status().code(),
-                        absl::StrCat("copying ", bytes, " bytes of a prefix to GPU ", gpu, ": ",
+                        absl::StrCat("copying ", bytes, " bytes of a prefix to GPU ", gpu_, ": ",
                                      memory.status().message()));
   }
   memory_ = *std::move(memory);
@@ -79,9 +82,57 @@ absl::Status PageUpload::DelayUntilLayer(uint32_t layer, GpuStream stream) const
   return arrived_[layer / options_.layers_per_group]->Delay(stream);
 }
 
+// What the source would check on the host, of the copies on the device.
+absl::Status PageUpload::CheckCopies() {
+  struct Copy {
+    PageIdx page;
+    PageEncoding encoding;
+    std::vector<uint32_t> expected;
+  };
+  std::vector<Copy> copies;
+  std::vector<DeviceImage> images;
+  for (const PageEncoding encoding : {PageEncoding::kInt2, PageEncoding::kBf16}) {
+    const size_t range_bytes = shape_.geometry.HeadRangeBytes(encoding);
+    for (uint32_t p = 0; p < shape_.num_pages; ++p) {
+      // Of pages in place, and of those that the source has checked: none.
+      std::vector<uint32_t> expected = source_->UncheckedCrc32c(PageIdx(p), encoding);
+      if (!expected.empty()) {
+        images.push_back(
+            {Page(PageIdx(p), encoding) + shape_.heads.first * range_bytes, range_bytes});
+        copies.push_back({PageIdx(p), encoding, std::move(expected)});
+      }
+    }
+  }
+  const ScopedGpu current(gpu_);
+  CRUMB_RETURN_IF_ERROR(current.status());
+  const auto found = ChecksumOnDevice(images, shape_.heads.count, *stream_);
+  if (!found.ok()) {
+    return absl::OkStatus();  // Of a geometry that the kernel does not know: the source checks.
+  }
+  auto next = found->begin();
+  for (const Copy& copy : copies) {
+    for (const uint32_t expected : copy.expected) {
+      if (*next++ != expected) {
+        return absl::DataLossError(absl::StrFormat(
+            "page %u copied to GPU %d: checksum %08x of a KV head there, %08x expected",
+            copy.page.value(), gpu_, *std::prev(next), expected));
+      }
+    }
+  }
+  for (const Copy& copy : copies) {
+    source_->SetChecked(copy.page, copy.encoding);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PageUpload::Validate() {
   CRUMB_RETURN_IF_ERROR(stream_->Wait());
-  return source_->Validate();
+  if (!copies_checked_.has_value()) {
+    copies_checked_ = CheckCopies();
+  }
+  const absl::Status of_source = source_->Validate();
+  // A page that was given up meanwhile has other bytes, which is no loss of data.
+  return of_source.ok() ? *copies_checked_ : of_source;
 }
 
 }  // namespace crumb

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,13 +39,15 @@ class PageUpload : public GpuUpload {
   absl::Status Validate() override;
 
  private:
-  PageUpload(const UploadShape& shape, const GpuUploadOptions& options, PageSource* source)
-      : shape_(shape), options_(options), source_(source) {}
+  PageUpload(const UploadShape& shape, int gpu, const GpuUploadOptions& options, PageSource* source)
+      : shape_(shape), gpu_(gpu), options_(options), source_(source) {}
 
-  absl::Status Allocate(size_t bytes, int gpu);
+  absl::Status Allocate(size_t bytes);
   absl::Status EnqueueLayers(const UploadPlan& plan);
+  absl::Status CheckCopies();
 
   const UploadShape shape_;
+  const int gpu_;
   const GpuUploadOptions options_;
   PageSource* const source_;
   absl::Status registration_;
@@ -52,6 +55,7 @@ class PageUpload : public GpuUpload {
   std::unique_ptr<OwnGpuMemory> memory_;               // Null: all pages are in place.
   std::vector<std::unique_ptr<OwnGpuEvent>> arrived_;  // Of each group of layers.
   std::vector<UploadPlan::Addresses> pages_;
+  std::optional<absl::Status> copies_checked_;  // By the first Validate.
 };
 
 }  // namespace crumb

@@ -97,6 +97,34 @@ TEST_F(GpuClientTest, DaemonKilledUnderAMapIsAStatusAndTheKernelReadsOn) {
   EXPECT_EQ(attention.Run(), before) << "the dead daemon's memory lives as long as it is mapped";
 }
 
+TEST_F(GpuClientTest, DaemonKilledWhileEnginesDecodeIsAStatusInEachAndNoErrorOfCudas) {
+  StartGpuDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  std::vector<EngineProcess> engines;
+  for (int i = 0; i < 2; ++i) {
+    auto engine = StartEngine(daemon_->address());
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    EXPECT_EQ(engine->Ask("lookup 5 513"), "found 512, 8 pages on the GPU");
+    EXPECT_EQ(engine->Ask("watch"), "decoding");
+    engines.push_back(*std::move(engine));
+  }
+  daemon_->Kill();
+  for (EngineProcess& engine : engines) {
+    EXPECT_EQ(engine.ReadLine(), "FAILED_PRECONDITION, cudaSuccess");
+  }
+  // They go on with the next daemon.
+  RestartDaemon();
+  ASSERT_TRUE(client->WaitAttached(absl::Seconds(20)).ok());
+  Publish(client.get(), 512);
+  for (EngineProcess& engine : engines) {
+    std::string found;
+    WaitFor([&] { return (found = engine.Ask("lookup 5 513")).starts_with("found"); });
+    EXPECT_EQ(found, "found 512, 8 pages on the GPU");
+    EXPECT_EQ(engine.Ask("validate"), "OK");
+  }
+}
+
 TEST_F(GpuClientTest, EngineKilledInAKernelHarmsNothingAndItsPagesComeFree) {
   StartGpuDaemon({"--store.gpu_arena=64MiB", "--store.gpu_chunk=4MiB", "--store.quarantine=100ms"});
   const auto client = NewGpuClient();

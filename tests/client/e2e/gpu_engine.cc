@@ -5,6 +5,8 @@
 //   lookup SEED TOKENS   "found USABLE, ON_GPU pages on the GPU"; holds the prefix
 //   validate             "OK", or the status of the prefix held
 //   decode               "decoding": launches attention over the prefix for ever, without waiting
+//   watch                "decoding"; and once Validate says that the prefix is over, its code and
+//                        what CUDA said to all the kernels until then
 //   fill, store          writes to a page of the daemon's, by cudaMemset or in a kernel: what CUDA
 //                        said to that
 #include <cuda_runtime.h>
@@ -75,6 +77,20 @@ class Engine {
     return cudaGetErrorName(filled != cudaSuccess ? filled : done);
   }
 
+  std::string Watch() {
+    Say("decoding");
+    GpuAttention attention(*prefix_, *profile_);
+    const std::vector<float> first = attention.Run();
+    absl::Status status;
+    bool same = true;
+    while ((status = prefix_->Validate()).ok()) {
+      same = attention.Run() == first && same;
+    }
+    same = attention.Run() == first && same;  // What the dead left is still mapped.
+    return absl::StatusCodeToString(status.code()) + (same ? ", " : ", other results, ") +
+           cudaGetErrorName(cudaDeviceSynchronize());
+  }
+
   [[noreturn]] std::string DecodeForEver() {
     Say("decoding");
     GpuAttention attention(*prefix_, *profile_);
@@ -97,6 +113,7 @@ int Main(const std::string& address) {
                {"validate", [&](uint32_t, uint32_t) { return engine.Validate(); }},
                {"fill", [&](uint32_t, uint32_t) { return engine.Write(/*in_a_kernel=*/false); }},
                {"store", [&](uint32_t, uint32_t) { return engine.Write(/*in_a_kernel=*/true); }},
+               {"watch", [&](uint32_t, uint32_t) { return engine.Watch(); }},
                {"decode", [&](uint32_t, uint32_t) { return engine.DecodeForEver(); }}});
 }
 

@@ -115,6 +115,47 @@ TEST_F(GpuClientTest, WhatIsOnTheGpuStaysInPlaceAndOnlyTheRestIsCopied) {
   }
 }
 
+TEST_F(GpuClientTest, DaemonKilledUnderAnUploadIsAStatusAndTheCopiesAreWhole) {
+  StartDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto images = HostImages(client.get(), 513);
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  const auto upload = prefix->UploadToGpu({.layers_per_group = 1});
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  daemon_->Kill();
+  WaitFor([&] { return !(*upload)->Validate().ok(); });
+  EXPECT_EQ((*upload)->Validate().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Download((*upload)->Page(PageIdx(3), PageEncoding::kInt2), PageEncoding::kInt2),
+            images[3]);
+  const auto again = prefix->UploadToGpu({});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_FALSE((*again)->Validate().ok());
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(GpuClientTest, CopiesAreCheckedOnTheGpuInPlaceOfAPassOnTheHost) {
+  StartDaemon();
+  Publish(NewClient().get(), 512);
+  for (const bool spoiled : {false, true}) {
+    const auto client = NewGpuClient();
+    const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+    const auto upload = *prefix->UploadToGpu({});
+    TestStream stream;
+    ASSERT_TRUE(upload->DelayUntilLayer(1, stream.get()).ok());
+    stream.Wait();
+    if (spoiled) {
+      // As a copy that went wrong: the host's bytes are right.
+      auto* const image = const_cast<std::byte*>(upload->Page(PageIdx(3), PageEncoding::kInt2));
+      CRUMB_EXPECT_CUDA(cudaMemset(image + 100, 0x5a, 8));
+    }
+    EXPECT_EQ(upload->Validate().code(),
+              spoiled ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)
+        << upload->Validate();
+    EXPECT_TRUE(prefix->Validate().ok()) << prefix->Validate();
+  }
+}
+
 // What an upload has, as an engine's own pages.
 class UploadedPages : public GpuPages {
  public:
