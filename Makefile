@@ -88,7 +88,7 @@ bench-rivals: build ## Run Mooncake, LMCache and Redis beside crumbd (7 GB of pa
 	-@deploy/install-dependencies.sh --rivals
 	@python3 bench/rivals/run.py $(BENCH_FLAGS)
 
-bench-gpu: ## Check and time the GPU's kernels beside BF16 rivals; writes bench/results/ (needs nvcc and a GPU)
+bench-gpu: ## Check and time the GPU's kernels beside BF16 rivals, and the service on it; writes bench/results/ (needs nvcc and a GPU)
 	@bench/gpu/run.sh
 
 clean: ## Remove build output (the downloaded model stays in build/models)

@@ -40,7 +40,7 @@ def table(figures, copy):
     yield "| op | shape | ms | goal | reached | GB/s | of copy | best BF16 rival | times faster |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for figure in figures:
-        if "ms" not in figure or "shape" not in figure or figure.get("rival"):
+        if "ms" not in figure or "shape" not in figure or figure.get("rival") or figure.get("service"):
             continue
         rate = figure["bytes"] / figure["ms"] / 1e6
         rival = best_rival(figures, figure["op"], figure["shape"])
@@ -86,6 +86,22 @@ def contexts(figures):
         yield (f"| {key[0]} | {key[1]} | {figure['ms']:.4f} | {figure['bytes'] / figure['ms'] / 1e6:.0f} | {beside} |")
 
 
+def service(figures):
+    """What engines and the daemon do with one another on the GPU."""
+    if not any(figure.get("service") for figure in figures):
+        return
+    yield "The service, daemon and engines in processes of their own; a prefix of an 8B model (36 layers, 8 KV heads of 128):"
+    yield ""
+    yield "| what | of | ms, median | least | most | runs | GB/s |"
+    yield "|---|---|---|---|---|---|---|"
+    for figure in figures:
+        if figure.get("service"):
+            rate = f"{figure['bytes'] / figure['ms'] / 1e6:.1f}" if figure["bytes"] else ""
+            yield (f"| {figure['op']} | {figure['shape']} | {figure['ms']:.2f} | {figure['min_ms']:.2f} "
+                   f"| {figure['max_ms']:.2f} | {figure['n']} | {rate} |")
+    yield ""
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", required=True)
@@ -111,7 +127,7 @@ def main():
             "is of one layer, 36 in turns. Overlapped: the launch may begin while the one before it ends. Reached: the",
             "goal's time as a share of the measured.", "",
             *table(figures, copy), "", *shares(figures), "", *hosts(figures), "", "Attention of one layer over context length:", "",
-            *contexts(figures), "", "Checks:", "", *(f"    {line}" for line in checks), ""]
+            *contexts(figures), "", *service(figures), "Checks:", "", *(f"    {line}" for line in checks), ""]
     (folder / f"{stem}.md").write_text("\n".join(text))
     print("\n".join(text))
 

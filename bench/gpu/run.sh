@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds, checks and times the GPU's kernels in one call, beside BF16 rivals in the same run, and writes
-# bench/results/<date>-<gpu>-<commit>.{json,md}.
+# Builds, checks and times the GPU's kernels and the service's GPU path in one call, the kernels beside BF16
+# rivals in the same run, and writes bench/results/<date>-<gpu>-<commit>.{json,md}.
 #
 #   run.sh [--bin DIR] [--commit HASH] [--out DIR] [--plots DIR] [--sanitize] [--no-rivals]
 #
-#   --bin DIR    take tests and benchmarks from there instead of building them (a machine without a compiler);
-#                libraries that only they need may lie in DIR/lib
+#   --bin DIR    take tests and benchmarks, and the programs that they start (crumbd, crumbctl, gpu_engine,
+#                e2e_engine), from there instead of building them (a machine without a compiler); libraries that
+#                only they need may lie in DIR/lib
 #   --plots DIR  where the plot of speed over context length goes (docs/design)
 #   --sanitize   small shapes under compute-sanitizer too: memcheck, initcheck, synccheck, racecheck
 set -euo pipefail
@@ -35,12 +36,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ -z "$bin" ]; then
   cmake --preset release -S "$root" >"$work/configure.log"
-  mapfile -t targets < <(ninja -C "$root/build/release" -t targets all | grep -oP '^(?!cmake_)\w+_gpu_(test|bench)(?=: phony$)')
+  mapfile -t targets < <(ninja -C "$root/build/release" -t targets all |
+    grep -oP '^(?!cmake_)(\w+_gpu_(test|bench)|gpu_\w*e2e_test)(?=: phony$)')
   [ ${#targets[@]} -gt 0 ] || { grep 'GPU kernels' "$work/configure.log" >&2; exit 1; }
   ninja -C "$root/build/release" "${targets[@]}" >"$work/build.log" || { tail -50 "$work/build.log" >&2; exit 1; }
   bin=$work/bin
   mkdir "$bin"
-  ln -s "$root"/build/release/tests/{cuda,client}/gpu/*_gpu_test "$root"/build/release/gpu-bench-bin/*_gpu_bench "$bin"
+  # Without UCX there is no test of the service.
+  for program in "$root"/build/release/tests/{{cuda,client}/gpu/*_gpu_test,client/e2e/gpu_*e2e_test} \
+    "$root"/build/release/gpu-bench-bin/*_gpu_bench; do
+    [ ! -e "$program" ] || ln -s "$program" "$bin"
+  done
 fi
 
 # For the programs only: python3 has libraries of its own.
@@ -49,7 +55,8 @@ with_libraries() {
 }
 
 # A failed check ends the run: figures of wrong kernels are worth nothing.
-for test in "$bin"/*_gpu_test; do
+for test in "$bin"/*_gpu_test "$bin"/gpu_*e2e_test; do
+  [ -e "$test" ] || continue
   with_libraries "$test" --gtest_brief=1 >"$work/test.log" 2>&1 || { tail -40 "$work/test.log" >&2; exit 1; }
   echo "$(basename "$test"): $(tail -1 "$work/test.log")" | tee -a "$work/checks"
   ! grep -q 'no GPU can be used' "$work/test.log" || { echo "run.sh: there is no GPU here" >&2; exit 1; }
