@@ -264,6 +264,13 @@ absl::StatusOr<std::shared_ptr<const DeviceProfile>> GpuDemoter::OnDevice(const 
   return ours->profile;
 }
 
+void GpuDemoter::Prepare(const Profile& profile) {
+  const ScopedGpu current(tier_.device());
+  if (current.status().ok() && MaxHeads(profile) > 0) {
+    OnDevice(profile).status().IgnoreError();  // Open says so, to who asks.
+  }
+}
+
 absl::StatusOr<std::unique_ptr<DeviceDemoter::Lane>> GpuDemoter::Open(const Profile& profile,
                                                                       const Work& work) {
   const ScopedGpu current(tier_.device());

@@ -34,8 +34,11 @@ class GpuDemoter : public DeviceDemoter {
   static absl::StatusOr<std::unique_ptr<GpuDemoter>> Create(const GpuTier& tier,
                                                             uint32_t num_lanes);
   ~GpuDemoter() override;
+  GpuDemoter(const GpuDemoter&) = delete;
+  GpuDemoter& operator=(const GpuDemoter&) = delete;
 
   uint32_t MaxHeads(const Profile& profile) const override;
+  void Prepare(const Profile& profile) override;
   // RESOURCE_EXHAUSTED also: all lanes are taken.
   absl::StatusOr<std::unique_ptr<Lane>> Open(const Profile& profile, const Work& work) override;
 

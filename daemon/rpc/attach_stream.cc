@@ -20,8 +20,12 @@ class ParseProfileJob : public DemoteJob {
  public:
   using Done = std::function<void(absl::StatusOr<std::shared_ptr<const Profile>>)>;
 
-  ParseProfileJob(ProfileRegistry& profiles, const ProfileId& id, std::string file, Done done)
-      : profiles_(profiles), id_(id), file_(std::move(file)), done_(std::move(done)) {}
+  ParseProfileJob(const RpcContext& context, const ProfileId& id, std::string file, Done done)
+      : profiles_(context.profiles),
+        demoter_(context.demoter),
+        id_(id),
+        file_(std::move(file)),
+        done_(std::move(done)) {}
 
   size_t num_pages() const override { return 1; }
   absl::Status RunPage(size_t /*index*/, DemoteScratch& /*scratch*/) override {
@@ -29,15 +33,19 @@ class ParseProfileJob : public DemoteJob {
     return absl::OkStatus();
   }
   void Finish(absl::Status status) override {
-    if (status.ok()) {
-      done_(std::move(profile_));
-    } else {
+    if (!status.ok()) {
       done_(std::move(status));
+      return;
+    }
+    done_(profile_);
+    if (demoter_ != nullptr) {
+      demoter_->Prepare(*profile_);  // The engine is attached, and will publish.
     }
   }
 
  private:
   ProfileRegistry& profiles_;
+  DeviceDemoter* const demoter_;
   const ProfileId id_;
   const std::string file_;
   const Done done_;
@@ -144,7 +152,7 @@ void AttachStream::Attach() {
     return;
   }
   auto job = std::make_unique<ParseProfileJob>(
-      context_.profiles, spec->profile_id, std::move(*request_.mutable_profile_file()),
+      context_, spec->profile_id, std::move(*request_.mutable_profile_file()),
       [this, spec = *spec](absl::StatusOr<std::shared_ptr<const Profile>> parsed) {
         AttachWith(spec, std::move(parsed));
       });

@@ -22,6 +22,7 @@ class FakeDemoter : public DeviceDemoter {
   explicit FakeDemoter(FakeCopyTier* tier = nullptr) : tier_(tier) {}
 
   uint32_t MaxHeads(const Profile& /*profile*/) const override { return max_heads; }
+  void Prepare(const Profile& /*profile*/) override { ++num_prepared; }
   absl::StatusOr<std::unique_ptr<Lane>> Open(const Profile& profile, const Work& work) override {
     CRUMB_RETURN_IF_ERROR(fails_to_open);
     ++num_opened;
@@ -33,6 +34,7 @@ class FakeDemoter : public DeviceDemoter {
   absl::Status fails_to_open;
   absl::Status fails_to_send;
   absl::Status fails_to_finish;
+  std::atomic<int> num_prepared = 0;
   std::atomic<int> num_opened = 0;
   std::atomic<int> num_finished = 0;  // With OK.
 
