@@ -38,9 +38,9 @@ class GpuUpload {
   // Whether the device reads the mapped host memory by itself. If not, why: copies then go by way
   // of the driver's buffers, at a fraction of the speed.
   virtual const absl::Status& registration() const = 0;
-  // Blocks until all is copied. OK only if the copies were made without an error and have the pages'
-  // checksums (which the GPU computes, once, where ClientOptions::verify_mapped_pages asks for it),
-  // and the prefix's own Validate says OK after them: what was computed counts only then.
+  // Blocks until all is copied. OK only if the copies were made without an error and have the
+  // pages' checksums (which the GPU computes, once, where ClientOptions::verify_mapped_pages asks
+  // for it), and the prefix's own Validate says OK after them: what was computed counts only then.
   virtual absl::Status Validate() = 0;
 };
 
