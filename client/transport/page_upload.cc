@@ -12,6 +12,7 @@
 #include "proto/base/status_macros.h"
 
 namespace crumb {
+
 absl::StatusOr<std::unique_ptr<PageUpload>> PageUpload::Start(const UploadShape& shape,
                                                               int gpu,
                                                               const GpuUploadOptions& options,

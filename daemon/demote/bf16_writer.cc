@@ -37,27 +37,14 @@ absl::Status Bf16Writer::Write(const PageDevice& device, WrittenPage& written) {
   const uint32_t max_heads =
       demotes() && device.demoter != nullptr ? device.demoter->MaxHeads(owner_.profile) : 0;
   bool is_by_device = max_heads > 0;
-  for (uint32_t head = 0; head < num_heads;) {
-    const uint32_t count = std::min(num_heads - head, std::max(max_heads, 1u));
-    if (is_by_device) {
-      DeviceDemoter::Work work{.heads = {owner_.heads.first + head, count},
-                               .rows_are_rotated = is_rotated(),
-                               .copy = device.copy};
-      if (work.copy.has_value()) {
-        work.copy->offset += head * int2_bytes_;
-      }
-      auto lane = device.demoter->Open(owner_.profile, work);
-      written.device_error.Update(lane.status());
-      is_by_device = lane.ok();
-      if (lane.ok()) {
-        CRUMB_RETURN_IF_ERROR(WriteByDevice(**lane, head, count, &written.device_error));
-        is_by_device = written.device_error.ok();
-        head += count;
-        continue;
-      }
-    }
+  uint32_t head = 0;
+  while (is_by_device && head < num_heads) {
+    const uint32_t count = std::min(num_heads - head, max_heads);
+    CRUMB_ASSIGN_OR_RETURN(is_by_device, WriteByDevice(device, head, count, &written.device_error));
+    head += count;
+  }
+  for (; head < num_heads; ++head) {
     CRUMB_RETURN_IF_ERROR(WriteHead(head));
-    ++head;
   }
   if (demotes()) {
     written.demoted_by = is_by_device ? DemotedBy::kDevice : DemotedBy::kCpu;
@@ -70,45 +57,68 @@ absl::Status Bf16Writer::Write(const PageDevice& device, WrittenPage& written) {
   return absl::OkStatus();
 }
 
-// Head by head, so that a head's rows are still in the cache when they are demoted.
-absl::Status Bf16Writer::WriteHead(uint32_t head) {
+absl::Status Bf16Writer::Read(uint32_t head, std::span<const std::byte>* stored) {
   const std::span<std::byte> rows = !is_rotated() ? Sized(scratch_.incoming, bf16_bytes_)
                                     : task_.bf16_block != nullptr
                                         ? Block(head)
                                         : Sized(scratch_.stored, bf16_bytes_);
   CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner_, staged_, head, staging_, rows));
+  return Store(head, rows, stored);
+}
+
+// Head by head, so that a head's rows are still in the cache when they are demoted.
+absl::Status Bf16Writer::WriteHead(uint32_t head) {
   std::span<const std::byte> stored;
-  CRUMB_RETURN_IF_ERROR(Store(head, rows, &stored));
+  CRUMB_RETURN_IF_ERROR(Read(head, &stored));
   return demotes() ? Demote(head, stored) : absl::OkStatus();
 }
 
-absl::Status Bf16Writer::WriteByDevice(DeviceDemoter::Lane& lane,
-                                       uint32_t first,
-                                       uint32_t count,
-                                       absl::Status* device_error) {
-  absl::Status sent;
+absl::Status Bf16Writer::SendHead(DeviceDemoter::Lane& lane,
+                                  bool holds_staging,
+                                  uint32_t head,
+                                  uint32_t index,
+                                  absl::Status* sent) {
+  std::span<const std::byte> stored;
+  if (holds_staging) {
+    const auto rows = staging_.subspan(staged_.offset + head * bf16_bytes_, bf16_bytes_);
+    *sent = lane.SendHeld(index, rows, staged_.head_crc32c[head]);
+    return task_.bf16_block != nullptr ? Read(head, &stored) : absl::OkStatus();
+  }
+  const std::span<std::byte> rows = lane.Rows(index);
+  CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner_, staged_, head, staging_, rows));
+  *sent = lane.Send(index);
+  return task_.bf16_block != nullptr ? Store(head, rows, &stored) : absl::OkStatus();
+}
+
+absl::StatusOr<bool> Bf16Writer::WriteByDevice(const PageDevice& device,
+                                               uint32_t first,
+                                               uint32_t count,
+                                               absl::Status* error) {
+  DeviceDemoter::Work work{.heads = {owner_.heads.first + first, count},
+                           .rows_are_rotated = is_rotated(),
+                           .copy = device.copy};
+  if (work.copy.has_value()) {
+    work.copy->offset += first * int2_bytes_;
+  }
+  const auto lane = device.demoter->Open(owner_.profile, work);
+  absl::Status done = lane.status();
+  for (uint32_t i = 0; i < count && done.ok(); ++i) {
+    CRUMB_RETURN_IF_ERROR(SendHead(**lane, device.holds_staging, first + i, i, &done));
+  }
+  if (done.ok()) {
+    done = (*lane)->Finish(Codes(first, count), std::span(int2_.head_crc32c).subspan(first, count));
+  }
+  if (done.ok()) {
+    return true;
+  }
   for (uint32_t i = 0; i < count; ++i) {
-    const std::span<std::byte> rows = lane.Rows(i);
-    CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner_, staged_, first + i, staging_, rows));
-    sent.Update(sent.ok() ? lane.Send(i) : sent);
-    if (task_.bf16_block != nullptr) {
-      std::span<const std::byte> stored;
-      CRUMB_RETURN_IF_ERROR(Store(first + i, rows, &stored));
-    }
+    CRUMB_RETURN_IF_ERROR(WriteHead(first + i));
   }
-  const auto checksums = std::span(int2_.head_crc32c).subspan(first, count);
-  const absl::Status finished = sent.ok() ? lane.Finish(Codes(first, count), checksums) : sent;
-  if (finished.ok()) {
-    return absl::OkStatus();
-  }
-  for (uint32_t i = 0; i < count; ++i) {
-    std::span<const std::byte> stored;
-    CRUMB_RETURN_IF_ERROR(Store(first + i, lane.Rows(i), &stored));
-    CRUMB_RETURN_IF_ERROR(Demote(first + i, stored));
-  }
-  // Only now: of rows with NaN or inf the status is the rows', and no error of the device's.
-  *device_error = finished;
-  return absl::OkStatus();
+  // An engine may change rows after the device has read them by itself, and before we do.
+  const bool are_the_rows =
+      device.holds_staging && (absl::IsAborted(done) || absl::IsInvalidArgument(done));
+  error->Update(are_the_rows ? absl::OkStatus() : done);
+  return false;
 }
 
 absl::Status Bf16Writer::Store(uint32_t head,

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "daemon/demote/device_demoter.h"
 #include "daemon/demote/head_rows.h"
@@ -37,14 +38,23 @@ class Bf16Writer {
     return task_.bf16_block->bytes.subspan(head * bf16_bytes_, bf16_bytes_);
   }
 
+  // By this thread alone.
   absl::Status WriteHead(uint32_t head);
-  // Heads from `first` on that go through the lane together. `device_error`: why the CPU did it.
-  absl::Status WriteByDevice(DeviceDemoter::Lane& lane,
-                             uint32_t first,
-                             uint32_t count,
-                             absl::Status* device_error);
-  // `stored` gets the rows in the form in which they are stored, wherever that is: in the BF16
-  // block, if one waits.
+  // Heads from `first` on, through one lane together; by this thread if that fails. Returns whether
+  // it did not. `error` is the device's own, not what was wrong with the rows.
+  absl::StatusOr<bool> WriteByDevice(const PageDevice& device,
+                                     uint32_t first,
+                                     uint32_t count,
+                                     absl::Status* error);
+  // `sent`: what the lane said to one head's rows.
+  absl::Status SendHead(DeviceDemoter::Lane& lane,
+                        bool holds_staging,
+                        uint32_t head,
+                        uint32_t index,
+                        absl::Status* sent);
+  // Copies and checks a head's staged rows; `stored` gets them in the form in which they are
+  // stored, wherever that is: in the BF16 block, if one waits.
+  absl::Status Read(uint32_t head, std::span<const std::byte>* stored);
   absl::Status Store(uint32_t head,
                      std::span<const std::byte> rows,
                      std::span<const std::byte>* stored);

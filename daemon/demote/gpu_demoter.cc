@@ -30,7 +30,8 @@ struct Words {
   std::byte* rows = nullptr;  // Tables of one page for the kernels.
   std::byte* codes = nullptr;
   uint64_t finding = 0;
-  std::array<uint32_t, Geometry::kMaxKvHeads> checksums{};
+  std::array<uint32_t, Geometry::kMaxKvHeads> checksums{};  // Of the codes.
+  std::array<uint32_t, Geometry::kMaxKvHeads> row_checksums{};
 };
 
 DeviceRows RowsAt(const Words* words, const Geometry& geometry, bool of_keys) {
@@ -104,6 +105,13 @@ class GpuDemoter::GpuLane : public DeviceDemoter::Lane {
                      buffers_->stream->get());
   }
 
+  absl::Status SendHeld(uint32_t index, std::span<const std::byte> rows, uint32_t crc32c) override {
+    const ScopedGpu current(demoter_.tier_.device());
+    CRUMB_RETURN_IF_ERROR(current.status());
+    expected_.push_back(crc32c);
+    return CopyToGpu(buffers_->rows->data() + index * bf16_bytes_, rows, buffers_->stream->get());
+  }
+
   absl::Status Finish(std::span<std::byte> int2, std::span<uint32_t> head_crc32c) override {
     const ScopedGpu current(demoter_.tier_.device());
     CRUMB_RETURN_IF_ERROR(current.status());
@@ -111,6 +119,9 @@ class GpuDemoter::GpuLane : public DeviceDemoter::Lane {
     CRUMB_RETURN_IF_ERROR(Enqueue(codes));
     CRUMB_RETURN_IF_ERROR(buffers_->stream->Wait());
     const Words& words = buffers_->read_words();
+    if (!std::equal(expected_.begin(), expected_.end(), words.row_checksums.begin())) {
+      return absl::AbortedError("the GPU read rows with other checksums than were announced");
+    }
     if (words.finding != 0) {
       return absl::InvalidArgumentError("the GPU found rows with NaN or inf");
     }
@@ -147,16 +158,24 @@ class GpuDemoter::GpuLane : public DeviceDemoter::Lane {
                               .head_stride = int2_bytes_},
                      .finding = &words->finding},
                     stream));
-    CRUMB_RETURN_IF_ERROR(ChecksumPages({.num_pages = 1,
-                                         .num_ranges = work_.heads.count,
-                                         .pages = &words->codes,
-                                         .offset = 0,
-                                         .range_stride = int2_bytes_,
-                                         .range_bytes = int2_bytes_,
-                                         .checksums = words->checksums.data()},
-                                        stream));
+    CRUMB_RETURN_IF_ERROR(Checksum(&words->codes, int2_bytes_, words->checksums.data()));
+    if (!expected_.empty()) {
+      CRUMB_RETURN_IF_ERROR(Checksum(&words->rows, bf16_bytes_, words->row_checksums.data()));
+    }
     CRUMB_RETURN_IF_ERROR(CopyFromGpu(codes, buffers_->read_words().codes, stream));
     return CopyFromGpu(buffers_->words_on_host(), buffers_->words->data(), stream);
+  }
+
+  // Of each head's range of one of the two tables.
+  absl::Status Checksum(std::byte* const* table, size_t range_bytes, uint32_t* checksums) {
+    return ChecksumPages({.num_pages = 1,
+                          .num_ranges = work_.heads.count,
+                          .pages = table,
+                          .offset = 0,
+                          .range_stride = range_bytes,
+                          .range_bytes = range_bytes,
+                          .checksums = checksums},
+                         buffers_->stream->get());
   }
 
   GpuDemoter& demoter_;
@@ -166,7 +185,43 @@ class GpuDemoter::GpuLane : public DeviceDemoter::Lane {
   std::unique_ptr<Buffers> buffers_;
   const size_t bf16_bytes_;  // Of a head.
   const size_t int2_bytes_;
+  std::vector<uint32_t> expected_;  // Of held rows, by head.
 };
+
+// Host memory that the device reads by itself.
+class GpuDemoter::Held {
+ public:
+  // Takes `bytes` of the bound, of which `total` is in use, until it is destroyed.
+  Held(int device, size_t bytes, std::shared_ptr<std::atomic<size_t>> total)
+      : device_(device), bytes_(bytes), total_(std::move(total)) {
+    total_->fetch_add(bytes_);
+  }
+  ~Held() {
+    const ScopedGpu current(device_);
+    registration_ = nullptr;
+    total_->fetch_sub(bytes_);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  absl::Status Register(std::span<const std::byte> memory) {
+    const ScopedGpu current(device_);
+    CRUMB_RETURN_IF_ERROR(current.status());
+    CRUMB_ASSIGN_OR_RETURN(registration_, HostRegistration::Create(memory, /*is_read_only=*/true));
+    return absl::OkStatus();
+  }
+
+ private:
+  const int device_;
+  const size_t bytes_;
+  const std::shared_ptr<std::atomic<size_t>> total_;
+  std::unique_ptr<HostRegistration> registration_;
+};
+
+std::shared_ptr<const void> GpuDemoter::Hold(std::span<const std::byte> memory) {
+  auto held = std::make_shared<Held>(tier_.device(), memory.size(), held_bytes_);
+  return held_bytes_->load() <= kMaxHeldBytes && held->Register(memory).ok() ? held : nullptr;
+}
 
 absl::StatusOr<std::unique_ptr<GpuDemoter>> GpuDemoter::Create(const GpuTier& tier,
                                                                uint32_t num_lanes) {
@@ -180,7 +235,8 @@ absl::StatusOr<std::unique_ptr<GpuDemoter>> GpuDemoter::Create(const GpuTier& ti
   return demoter;
 }
 
-GpuDemoter::GpuDemoter(const GpuTier& tier) : tier_(tier) {}
+GpuDemoter::GpuDemoter(const GpuTier& tier)
+    : tier_(tier), held_bytes_(std::make_shared<std::atomic<size_t>>(0)) {}
 
 GpuDemoter::~GpuDemoter() = default;
 

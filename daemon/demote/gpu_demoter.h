@@ -8,6 +8,7 @@
 // profiles are brought to the device at their first use and kept there, the last kMaxProfiles.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,8 @@ namespace crumb {
 class GpuDemoter : public DeviceDemoter {
  public:
   static constexpr size_t kMaxProfiles = 4;  // An 8B model's has some 60 MB.
+  // Of staging memory that the device reads by itself, and that is locked therefore.
+  static constexpr size_t kMaxHeldBytes = size_t{4} << 30;
 
   // `tier` outlives this. As many lanes as threads may ask for at once. RESOURCE_EXHAUSTED: the
   // device, or the host, has no memory for them.
@@ -38,12 +41,14 @@ class GpuDemoter : public DeviceDemoter {
   GpuDemoter& operator=(const GpuDemoter&) = delete;
 
   uint32_t MaxHeads(const Profile& profile) const override;
+  std::shared_ptr<const void> Hold(std::span<const std::byte> memory) override;
   void Prepare(const Profile& profile) override;
   // RESOURCE_EXHAUSTED also: all lanes are taken.
   absl::StatusOr<std::unique_ptr<Lane>> Open(const Profile& profile, const Work& work) override;
 
  private:
   class GpuLane;
+  class Held;
   struct Buffers;
   struct Prepared;
 
@@ -57,6 +62,7 @@ class GpuDemoter : public DeviceDemoter {
   void MakeRoomLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const GpuTier& tier_;
+  const std::shared_ptr<std::atomic<size_t>> held_bytes_;  // shared: holds may outlive this.
   absl::Mutex mutex_;
   std::vector<std::unique_ptr<Buffers>> free_ ABSL_GUARDED_BY(mutex_);
   // shared: with those who wait for it to be prepared.

@@ -68,6 +68,7 @@ absl::StatusOr<std::vector<PageTask>> PlanPages(const PageOwner& owner,
 struct PageDevice {
   DeviceDemoter* demoter = nullptr;              // Null: the CPU.
   std::optional<CopyPlace> copy = std::nullopt;  // Of task.int2_block's copy in the tier.
+  bool holds_staging = false;                    // DeviceDemoter::Hold.
 };
 
 enum class DemotedBy { kNone, kCpu, kDevice };

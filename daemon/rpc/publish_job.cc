@@ -63,7 +63,12 @@ PageDevice PublishJob::DeviceFor(const PageTask& task) const {
   if (!demotes || context_.demoter == nullptr || context_.demoter->MaxHeads(owner().profile) == 0) {
     return {};
   }
-  return {.demoter = context_.demoter, .copy = guard_.ReserveCopy(*task.int2_block)};
+  DeviceDemoter* const demoter = context_.demoter;
+  const StagingMemory& memory = *inputs_.memory;
+  return {.demoter = demoter,
+          .copy = guard_.ReserveCopy(*task.int2_block),
+          .holds_staging =
+              memory.IsHeldByDevice([demoter, &memory] { return demoter->Hold(memory.bytes()); })};
 }
 
 void PublishJob::Finish(absl::Status status) {

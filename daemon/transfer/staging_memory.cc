@@ -60,9 +60,21 @@ absl::StatusOr<std::shared_ptr<const StagingMemory>> StagingMemory::MapMemfd(int
   if (address == MAP_FAILED) {
     return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", bytes, " bytes of staging memory"));
   }
-  return std::make_shared<const StagingMemory>(
-      std::span(static_cast<const std::byte*>(address), bytes),
-      [address, bytes] { munmap(address, bytes); });
+  auto memory =
+      std::make_shared<StagingMemory>(std::span(static_cast<const std::byte*>(address), bytes),
+                                      [address, bytes] { munmap(address, bytes); });
+  memory->is_kept_ = true;
+  return memory;
+}
+
+bool StagingMemory::IsHeldByDevice(const std::function<std::shared_ptr<const void>()>& hold) const {
+  Hold now = hold_.load(std::memory_order_acquire);
+  if (is_kept_ && now == Hold::kNotAsked && hold_.compare_exchange_strong(now, Hold::kBeingMade)) {
+    device_hold_ = hold();
+    now = device_hold_ == nullptr ? Hold::kNone : Hold::kHeld;
+    hold_.store(now, std::memory_order_release);
+  }
+  return now == Hold::kHeld;
 }
 
 }  // namespace crumb

@@ -8,6 +8,7 @@
 // shrink, and none of a file system that may have no page to give.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,7 +20,7 @@
 
 namespace crumb {
 
-// Immutable, so Thread-safe. Releases the memory when destroyed.
+// Thread-safe. Releases the memory when destroyed.
 class StagingMemory {
  public:
   // shared: by the session and by the commits that still read it when the session ends or gives
@@ -33,15 +34,30 @@ class StagingMemory {
   // Other memory, valid until `release` is called, once.
   StagingMemory(std::span<const std::byte> bytes, std::function<void()> release)
       : bytes_(bytes), release_(std::move(release)) {}
-  ~StagingMemory() { release_(); }
+  ~StagingMemory() {
+    device_hold_ = nullptr;  // Before what it is of.
+    release_();
+  }
   StagingMemory(const StagingMemory&) = delete;
   StagingMemory& operator=(const StagingMemory&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
 
+  // Whether a device holds the memory, and so reads it by itself: what `hold` returns, if that is
+  // not null, is kept as long as this. Called once, by the first to ask, for which it may take
+  // milliseconds; others do not wait for it, and are told that there is none yet. Of a memfd only:
+  // memory of one publish is gone too soon to be worth it.
+  bool IsHeldByDevice(const std::function<std::shared_ptr<const void>()>& hold) const;
+
  private:
+  enum class Hold { kNotAsked, kBeingMade, kNone, kHeld };
+
   std::span<const std::byte> bytes_;
   std::function<void()> release_;
+  bool is_kept_ = false;  // For many publishes.
+  // device_hold_ is written by who takes hold_ from kNotAsked to kBeingMade, before kHeld.
+  mutable std::atomic<Hold> hold_ = Hold::kNotAsked;
+  mutable std::shared_ptr<const void> device_hold_;  // shared: only to hide what it is.
 };
 
 }  // namespace crumb

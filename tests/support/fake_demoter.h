@@ -22,6 +22,10 @@ class FakeDemoter : public DeviceDemoter {
   explicit FakeDemoter(FakeCopyTier* tier = nullptr) : tier_(tier) {}
 
   uint32_t MaxHeads(const Profile& /*profile*/) const override { return max_heads; }
+  std::shared_ptr<const void> Hold(std::span<const std::byte> /*memory*/) override {
+    ++num_held;
+    return std::make_shared<int>(0);
+  }
   void Prepare(const Profile& /*profile*/) override { ++num_prepared; }
   absl::StatusOr<std::unique_ptr<Lane>> Open(const Profile& profile, const Work& work) override {
     CRUMB_RETURN_IF_ERROR(fails_to_open);
@@ -34,6 +38,7 @@ class FakeDemoter : public DeviceDemoter {
   absl::Status fails_to_open;
   absl::Status fails_to_send;
   absl::Status fails_to_finish;
+  std::atomic<int> num_held = 0;
   std::atomic<int> num_prepared = 0;
   std::atomic<int> num_opened = 0;
   std::atomic<int> num_finished = 0;  // With OK.
@@ -54,8 +59,18 @@ class FakeDemoter : public DeviceDemoter {
       }
       return demoter_.fails_to_send;
     }
+    absl::Status SendHeld(uint32_t index,
+                          std::span<const std::byte> rows,
+                          uint32_t crc32c) override {
+      std::copy(rows.begin(), rows.end(), rows_[index].begin());
+      arrived_whole_ = arrived_whole_ && Crc32c(rows_[index]) == crc32c;
+      return Send(index);
+    }
     absl::Status Finish(std::span<std::byte> int2, std::span<uint32_t> head_crc32c) override {
       CRUMB_RETURN_IF_ERROR(demoter_.fails_to_finish);
+      if (!arrived_whole_) {
+        return absl::AbortedError("other rows than were announced");
+      }
       const size_t bytes = profile_.geometry().HeadRangeBytes(PageEncoding::kInt2);
       std::vector<std::byte> stored(rows_[0].size());
       for (uint32_t i = 0; i < work_.heads.count; ++i) {
@@ -82,6 +97,7 @@ class FakeDemoter : public DeviceDemoter {
     const Work work_;
     std::vector<std::vector<std::byte>> rows_;
     uint32_t num_sent_ = 0;
+    bool arrived_whole_ = true;
   };
 
   FakeCopyTier* const tier_;

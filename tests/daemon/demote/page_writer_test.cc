@@ -35,6 +35,7 @@ struct Way {
   std::string name;
   bool by_device = true;
   uint32_t max_heads = 64;
+  bool holds_staging = false;
   absl::Status fails_to_open = absl::OkStatus();
   absl::Status fails_to_send = absl::OkStatus();
   absl::Status fails_to_finish = absl::OkStatus();
@@ -109,7 +110,8 @@ class PageWriterTest : public testing::TestWithParam<Way> {
     }
     EXPECT_EQ(tasks->size(), 1u);
     const PageTask& task = tasks->front();
-    const PageDevice device{.demoter = GetParam().by_device ? &demoter_ : nullptr};
+    const PageDevice device{.demoter = GetParam().by_device ? &demoter_ : nullptr,
+                            .holds_staging = GetParam().holds_staging};
     WrittenPage written;
     const absl::Status status = WritePage(owner_, task, staging, device, scratch_, written);
     const bool demotes = task.int2_block != nullptr && task.staged_int2 == nullptr;
@@ -383,6 +385,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Way{.name = "Cpu", .by_device = false},
                     Way{.name = "Device"},
                     Way{.name = "DeviceHeadByHead", .max_heads = 1},
+                    Way{.name = "DeviceThatReadsStagingItself", .holds_staging = true},
+                    Way{.name = "DeviceThatReadsStagingItselfAndFails",
+                        .holds_staging = true,
+                        .fails_to_finish = kDeviceIsGone},
                     Way{.name = "DeviceOfOtherGeometries", .max_heads = 0},
                     Way{.name = "DeviceThatDoesNotOpen", .fails_to_open = kDeviceIsGone},
                     Way{.name = "DeviceThatDoesNotCopy", .fails_to_send = kDeviceIsGone},
