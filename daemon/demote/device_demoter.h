@@ -65,7 +65,8 @@ class DeviceDemoter {
   virtual uint32_t MaxHeads(const Profile& profile) const = 0;
   // Has the device read host memory by itself, which it may take milliseconds to prepare for, as
   // long as the result lives: at the longest until the memory is unmapped. Whole pages of the
-  // machine, which may be read-only. Null: it does not; rows go by way of lanes then.
+  // machine, which may be read-only. Null: it does not; rows go by way of lanes then. shared: only
+  // to hide what it is.
   virtual std::shared_ptr<const void> Hold(std::span<const std::byte> memory) = 0;
   // Brings a profile to the device, as the first Open of it does otherwise: some 0.4 s of an 8B
   // model's. Blocking.
