@@ -188,39 +188,27 @@ class GpuDemoter::GpuLane : public DeviceDemoter::Lane {
   std::vector<uint32_t> expected_;  // Of held rows, by head.
 };
 
-// Host memory that the device reads by itself.
-class GpuDemoter::Held {
- public:
-  // Takes `bytes` of the bound, of which `total` is in use, until it is destroyed.
-  Held(int device, size_t bytes, std::shared_ptr<std::atomic<size_t>> total)
-      : device_(device), bytes_(bytes), total_(std::move(total)) {
-    total_->fetch_add(bytes_);
+// Takes its bytes of the bound, of which `total` is in use, until it is destroyed.
+struct GpuDemoter::Held {
+  Held(size_t size, std::shared_ptr<std::atomic<size_t>> in_use)
+      : bytes(size), total(std::move(in_use)) {
+    total->fetch_add(bytes);
   }
-  ~Held() {
-    const ScopedGpu current(device_);
-    registration_ = nullptr;
-    total_->fetch_sub(bytes_);
-  }
+  ~Held() { total->fetch_sub(bytes); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  absl::Status Register(std::span<const std::byte> memory) {
-    const ScopedGpu current(device_);
-    CRUMB_RETURN_IF_ERROR(current.status());
-    CRUMB_ASSIGN_OR_RETURN(registration_, HostRegistration::Create(memory, /*is_read_only=*/true));
-    return absl::OkStatus();
-  }
-
- private:
-  const int device_;
-  const size_t bytes_;
-  const std::shared_ptr<std::atomic<size_t>> total_;
-  std::unique_ptr<HostRegistration> registration_;
+  const size_t bytes;
+  const std::shared_ptr<std::atomic<size_t>> total;
+  std::shared_ptr<const void> hold;
 };
 
 std::shared_ptr<const void> GpuDemoter::Hold(std::span<const std::byte> memory) {
-  auto held = std::make_shared<Held>(tier_.device(), memory.size(), held_bytes_);
-  return held_bytes_->load() <= kMaxHeldBytes && held->Register(memory).ok() ? held : nullptr;
+  const auto held = std::make_shared<Held>(memory.size(), held_bytes_);
+  if (held_bytes_->load() <= kMaxHeldBytes) {
+    held->hold = tier_.Hold(memory);
+  }
+  return held->hold == nullptr ? nullptr : held;
 }
 
 absl::StatusOr<std::unique_ptr<GpuDemoter>> GpuDemoter::Create(const GpuTier& tier,

@@ -48,7 +48,7 @@ class GpuDemoter : public DeviceDemoter {
 
  private:
   class GpuLane;
-  class Held;
+  struct Held;
   struct Buffers;
   struct Prepared;
 

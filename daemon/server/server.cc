@@ -17,6 +17,7 @@
 #include "daemon/demote/gpu_demoter.h"
 #include "daemon/log/log.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/promote/arena_holder.h"
 #include "daemon/promote/promoter.h"
 #include "daemon/rpc/grpc_server.h"
 #include "daemon/rpc/profile_registry.h"
@@ -100,6 +101,7 @@ class Server::Impl {
     StartGpuTier();
     CRUMB_ASSIGN_OR_RETURN(store_, PageStore::Create(config_.store, clock_, gpu_tier_.get()));
     if (gpu_tier_ != nullptr) {
+      arena_holder_ = std::make_unique<ArenaHolder>(*store_, *gpu_tier_);
       promoter_ = std::make_unique<Promoter>(*store_, *gpu_tier_);
     }
     metrics_ = std::make_unique<Metrics>(*store_, session_table_, kCrumbVersion);
@@ -251,6 +253,7 @@ class Server::Impl {
     }
     maintenance_.reset();
     promoter_.reset();
+    arena_holder_.reset();
   }
 
   const Config config_;
@@ -264,7 +267,8 @@ class Server::Impl {
   std::optional<SocketClaim> claim_;
   std::unique_ptr<GpuTier> gpu_tier_;  // Null: none.
   std::unique_ptr<PageStore> store_;
-  std::unique_ptr<Promoter> promoter_;  // Null: none.
+  std::unique_ptr<ArenaHolder> arena_holder_;  // Null: none.
+  std::unique_ptr<Promoter> promoter_;         // Null: none.
   SessionTable session_table_;
   ProfileRegistry profiles_;
   std::unique_ptr<Metrics> metrics_;

@@ -48,7 +48,25 @@ absl::Status BlockTable::AddChunk(BlockPool* pool, PageEncoding encoding, uint32
                        .layout = {pool->geometry.PageBytes(encoding), num_blocks}};
   CRUMB_ASSIGN_OR_RETURN(Chunk* const chunk, arena_.Add(spec));
   Own(pool, chunk);
+  if (tells_new_chunks_) {
+    new_chunks_.push_back(chunk->memory());
+    if (new_chunks_.size() > kMaxNewChunks) {
+      new_chunks_.pop_front();
+    }
+  }
   return absl::OkStatus();
+}
+
+// shared: with its chunk.
+std::shared_ptr<ChunkMemory> BlockTable::TakeNewChunk() {
+  while (!new_chunks_.empty()) {
+    std::shared_ptr<ChunkMemory> memory = new_chunks_.back().lock();
+    new_chunks_.pop_back();
+    if (memory != nullptr) {
+      return memory;
+    }
+  }
+  return nullptr;
 }
 
 void BlockTable::Own(BlockPool* pool, Chunk* chunk) {

@@ -106,6 +106,12 @@ class BlockTable {
   // Until then Reserve may take them back, since their memory need not be touched anew.
   std::vector<std::unique_ptr<Chunk>> TakeClosed() { return std::move(closed_); }
 
+  // From now on, memory of new chunks is told by TakeNewChunk: the newest first, null: of none. The
+  // latest kMaxNewChunks of those that still live.
+  void TellNewChunks() { tells_new_chunks_ = true; }
+  std::shared_ptr<ChunkMemory> TakeNewChunk();  // shared: with its chunk.
+  bool has_new_chunks() const { return !new_chunks_.empty(); }
+
   const Arena& arena() const { return arena_; }
   size_t used_bytes() const { return used_bytes_; }              // Of all blocks.
   size_t unfinished_bytes() const { return unfinished_bytes_; }  // Of those with no head present.
@@ -133,6 +139,9 @@ class BlockTable {
   std::deque<StoredBlock> blocks_;  // [slot]; stable addresses. Slot 0 is never used.
   std::vector<BlockSlot> unused_;
   std::vector<std::unique_ptr<Chunk>> closed_;
+  static constexpr size_t kMaxNewChunks = 1024;
+  bool tells_new_chunks_ = false;
+  std::deque<std::weak_ptr<ChunkMemory>> new_chunks_;
   size_t used_bytes_ = 0;
   size_t unfinished_bytes_ = 0;
 };

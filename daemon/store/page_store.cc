@@ -197,6 +197,25 @@ bool PageStore::AwaitCopyWork() {
   return !core_->stopped_copying();
 }
 
+// shared: with the chunk.
+std::shared_ptr<ChunkMemory> PageStore::AwaitNewChunk() {
+  absl::MutexLock lock(&mutex_);
+  const auto has_new_chunk = [this] {
+    mutex_.AssertReaderHeld();
+    return core_->HasNewChunk();
+  };
+  for (;;) {
+    mutex_.Await(absl::Condition(&has_new_chunk));
+    if (core_->stopped_copying()) {
+      return nullptr;
+    }
+    // Those that were closed again are passed over.
+    if (std::shared_ptr<ChunkMemory> memory = core_->TakeNewChunk(); memory != nullptr) {
+      return memory;
+    }
+  }
+}
+
 void PageStore::StopCopies() {
   absl::MutexLock lock(&mutex_);
   core_->StopCopies();

@@ -38,6 +38,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "daemon/store/store_types.h"
+#include "daemon/tier/chunk_memory.h"
 #include "daemon/tier/copy_tier.h"
 #include "daemon/tier/populate.h"
 #include "proto/base/clock.h"
@@ -236,6 +237,9 @@ class PageStore {
   // room by dropping copies that were used longer ago, of no page that is held. None: nothing is
   // wanted, there is no room, or StopCopies was called.
   CopyBatch BeginCopies(size_t max_bytes);
+  // For the one who prepares memory for the tier beside: blocks until a chunk was made, and gives
+  // its memory, of each once. Null: StopCopies was called. shared: with the chunk.
+  std::shared_ptr<ChunkMemory> AwaitNewChunk();
   // Segments that are not used any more, each told once: to be renewed and then returned. Until
   // then they hold nothing.
   std::vector<uint32_t> TakeSpentSegments();

@@ -62,7 +62,11 @@ absl::Status CheckProfile(const PageProfile& profile) {
 }  // namespace
 
 StoreCore::StoreCore(const StoreOptions& options, const CopyTier* tier)
-    : options_(options), blocks_(options.capacity_bytes, options.chunk_bytes), copies_(tier) {}
+    : options_(options), blocks_(options.capacity_bytes, options.chunk_bytes), copies_(tier) {
+  if (tier != nullptr) {
+    blocks_.TellNewChunks();
+  }
+}
 
 StoreCore::~StoreCore() {
   CRUMB_CHECK(reads_ + writes_ + copying_ == 0, "a guard outlives its store");

@@ -64,6 +64,9 @@ class StoreCore {
   bool HasCopyWork() const {
     return stopped_copying_ || !promotions_.empty() || copies_.has_spent();
   }
+  bool HasNewChunk() const { return stopped_copying_ || blocks_.has_new_chunks(); }
+  // shared: with the chunk.
+  std::shared_ptr<ChunkMemory> TakeNewChunk() { return blocks_.TakeNewChunk(); }
   void StopCopies() { stopped_copying_ = true; }
   bool stopped_copying() const { return stopped_copying_; }
   std::vector<uint32_t> TakeSpentSegments() { return copies_.TakeSpent(); }

@@ -23,6 +23,8 @@
 #define F_SEAL_FUTURE_WRITE 0x0010  // Linux 5.1; absent from older C libraries.
 #endif
 
+// shared: the header says by whom.
+
 namespace crumb {
 namespace {
 
@@ -72,28 +74,27 @@ absl::StatusOr<std::unique_ptr<Chunk>> Chunk::Create(ChunkId id, const ChunkSpec
     return SystemError("mmap", bytes);
   }
   // After our own mapping: FUTURE_WRITE leaves that one writable, and no other.
-  std::unique_ptr<Chunk> chunk(new Chunk(id, spec, std::move(fd), static_cast<std::byte*>(memory)));
+  std::unique_ptr<Chunk> chunk(
+      new Chunk(id, spec,
+                std::make_shared<ChunkMemory>(std::move(fd),
+                                              std::span(static_cast<std::byte*>(memory), bytes))));
   constexpr int kSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (::fcntl(chunk->fd_.get(), F_ADD_SEALS, kSeals) != 0) {
+  if (::fcntl(chunk->memory_->memfd(), F_ADD_SEALS, kSeals) != 0) {
     return SystemError("sealing the memfd", bytes);
   }
   return chunk;
 }
 
-Chunk::Chunk(ChunkId id, const ChunkSpec& spec, UniqueFd fd, std::byte* memory)
-    : id_(id), spec_(spec), fd_(std::move(fd)), memory_(memory), generations_(num_blocks(), 0) {
+Chunk::Chunk(ChunkId id, const ChunkSpec& spec, std::shared_ptr<ChunkMemory> memory)
+    : id_(id), spec_(spec), memory_(std::move(memory)), generations_(num_blocks(), 0) {
   free_.resize(num_blocks());
   for (uint32_t block = 0; block < num_blocks(); ++block) {
     free_[block] = num_blocks() - 1 - block;
   }
 }
 
-Chunk::~Chunk() {
-  ::munmap(memory_, bytes());
-}
-
 absl::StatusOr<UniqueFd> Chunk::Duplicate() const {
-  UniqueFd copy(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd copy(::fcntl(memory_->memfd(), F_DUPFD_CLOEXEC, 0));
   if (!copy.is_valid()) {
     return SystemError("duplicating its descriptor", bytes());
   }
@@ -102,23 +103,23 @@ absl::StatusOr<UniqueFd> Chunk::Duplicate() const {
 
 PageHeader& Chunk::header(uint32_t block) {
   CRUMB_DCHECK(block < num_blocks(), "block outside of the chunk");
-  return *reinterpret_cast<PageHeader*>(memory_ + ChunkLayout::header_offset(block));
+  return *reinterpret_cast<PageHeader*>(base() + ChunkLayout::header_offset(block));
 }
 
 std::span<std::byte> Chunk::Image(uint32_t block) {
   CRUMB_CHECK(!spec_.segment.has_value(), "images of copies lie in their tier");
   CRUMB_CHECK(block < num_blocks(), "block outside of the chunk");
-  return {memory_ + spec_.layout.block_offset(block), spec_.layout.image_bytes};
+  return {base() + spec_.layout.block_offset(block), spec_.layout.image_bytes};
 }
 
 FreshMemory Chunk::Fresh(uint32_t block, size_t offset) const {
   CRUMB_CHECK(block < num_blocks(), "block outside of the chunk");
   // Settled once, and every page of it has been touched. Who gave it back before that may have
   // touched some; asking for those again costs little.
-  return generations_[block] > 1
+  return generations_[block] > 1 || memory_->is_populated()
              ? FreshMemory{}
-             : FreshMemory{
-                   fd_.get(), spec_.layout.block_offset(block) + offset, {memory_, bytes()}};
+             : FreshMemory{memory_->memfd(), spec_.layout.block_offset(block) + offset,
+                           memory_->bytes()};
 }
 
 void Chunk::MoveGeneration(uint32_t block) {
@@ -191,7 +192,7 @@ void Chunk::AddHeads(uint32_t block,
 PageHeader Chunk::Header(uint32_t block) const {
   CRUMB_CHECK(block < num_blocks(), "block outside of the chunk");
   const auto& source =
-      *reinterpret_cast<const PageHeader*>(memory_ + ChunkLayout::header_offset(block));
+      *reinterpret_cast<const PageHeader*>(base() + ChunkLayout::header_offset(block));
   PageHeader copy = source;
   copy.generation = generations_[block];
   return copy;

@@ -24,6 +24,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "daemon/tier/chunk_memory.h"
 #include "daemon/tier/populate.h"
 #include "proto/base/ids.h"
 #include "proto/base/unique_fd.h"
@@ -48,8 +49,9 @@ class Chunk {
   // RESOURCE_EXHAUSTED when the system gives no memory, descriptor or address space; the message
   // has the size and the limit to raise.
   static absl::StatusOr<std::unique_ptr<Chunk>> Create(ChunkId id, const ChunkSpec& spec);
-  // Unmaps and closes. Whoever still has it mapped keeps the memory alive until they unmap it.
-  ~Chunk();
+  // Unmaps and closes, unless its memory is being prepared. Whoever still has it mapped keeps the
+  // memory alive until they unmap it.
+  ~Chunk() = default;
   Chunk(const Chunk&) = delete;
   Chunk& operator=(const Chunk&) = delete;
 
@@ -60,6 +62,8 @@ class Chunk {
   uint32_t num_blocks() const { return spec_.layout.num_blocks; }
   uint32_t num_free() const { return static_cast<uint32_t>(free_.size()); }
   uint32_t num_used() const { return num_blocks() - num_free(); }
+  // shared: with who prepares it.
+  const std::shared_ptr<ChunkMemory>& memory() const { return memory_; }
   // Another descriptor of the same memfd, the caller's own.
   absl::StatusOr<UniqueFd> Duplicate() const;
 
@@ -92,8 +96,9 @@ class Chunk {
                 std::span<const uint32_t, Geometry::kMaxKvHeads> head_crc32c);
 
  private:
-  Chunk(ChunkId id, const ChunkSpec& spec, UniqueFd fd, std::byte* memory);
+  Chunk(ChunkId id, const ChunkSpec& spec, std::shared_ptr<ChunkMemory> memory);
   static size_t MemfdBytes(const ChunkSpec& spec);
+  std::byte* base() const { return memory_->bytes().data(); }
   PageHeader& header(uint32_t block);
   void MoveGeneration(uint32_t block);
   void StoreHeads(PageHeader* target,
@@ -102,8 +107,7 @@ class Chunk {
 
   const ChunkId id_;
   const ChunkSpec spec_;
-  const UniqueFd fd_;
-  std::byte* const memory_;
+  const std::shared_ptr<ChunkMemory> memory_;
   std::vector<uint32_t> free_;         // Stack: the lowest is last.
   std::vector<uint64_t> generations_;  // The truth; the table in shared memory is a copy.
 };

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,6 +55,10 @@ class CopyTier {
   // A descriptor by which a process of this node maps the segment: the caller's own. Quick: called
   // under the store's mutex.
   virtual absl::StatusOr<UniqueFd> Share(uint32_t segment) const = 0;
+  // Has the device read host memory by itself, which makes copies from there faster, as long as the
+  // result lives: at the longest until the memory is unmapped. Whole pages of the machine, which
+  // may be read-only. Null: it does not. Takes milliseconds. shared: only to hide what it is.
+  virtual std::shared_ptr<const void> Hold(std::span<const std::byte> memory) const = 0;
   // Exchanges the segment's memory for fresh one, all zero. RESOURCE_EXHAUSTED: there is none now;
   // the segment is then not to be used until a later call succeeds. Blocking.
   virtual absl::Status Renew(uint32_t segment) = 0;

@@ -102,6 +102,23 @@ absl::StatusOr<UniqueFd> GpuTier::Share(uint32_t segment) const {
   return copy;
 }
 
+// shared: only to hide what it is.
+std::shared_ptr<const void> GpuTier::Hold(std::span<const std::byte> memory) const {
+  const ScopedGpu current(device_);
+  if (!current.status().ok()) {
+    return nullptr;
+  }
+  auto registration = HostRegistration::Create(memory, /*is_read_only=*/true);
+  if (!registration.ok()) {
+    return nullptr;
+  }
+  // Given up on the same device, by whoever is the last to let go.
+  return {registration->release(), [device = device_](const HostRegistration* held) {
+            const ScopedGpu on_device(device);
+            delete held;
+          }};
+}
+
 absl::Status GpuTier::Renew(uint32_t segment) {
   segments_[segment] = nullptr;  // First: the device may have no memory for both.
   CRUMB_ASSIGN_OR_RETURN(segments_[segment], SharedGpuMemory::Create(device_, segment_bytes_));

@@ -37,6 +37,8 @@ class GpuTier : public CopyTier {
   uint32_t num_segments() const override { return static_cast<uint32_t>(segments_.size()); }
   absl::Status CheckGeometry(const Geometry& geometry) const override;
   absl::StatusOr<UniqueFd> Share(uint32_t segment) const override;
+  // shared: only to hide what it is.
+  std::shared_ptr<const void> Hold(std::span<const std::byte> memory) const override;
   absl::Status Renew(uint32_t segment) override;
   std::vector<absl::Status> Write(std::span<const PageCopy> copies) override;
 

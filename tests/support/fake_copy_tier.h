@@ -6,8 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,7 +20,7 @@
 
 namespace crumb {
 
-// Confined to the thread of the test.
+// Confined to the thread of the test, but for Hold.
 class FakeCopyTier : public CopyTier {
  public:
   FakeCopyTier(size_t segment_bytes, uint32_t num_segments)
@@ -45,6 +47,13 @@ class FakeCopyTier : public CopyTier {
   }
   absl::StatusOr<UniqueFd> Share(uint32_t segment) const override {
     return UniqueFd(::dup(segments_[segment].memfd.get()));
+  }
+  std::shared_ptr<const void> Hold(std::span<const std::byte> memory) const override {
+    if (refuses_to_hold) {
+      return nullptr;
+    }
+    ++num_holds;
+    return {memory.data(), [this](const std::byte*) { --num_holds; }};
   }
   absl::Status Renew(uint32_t segment) override {
     if (out_of_memory) {
@@ -74,7 +83,9 @@ class FakeCopyTier : public CopyTier {
   }
 
   bool out_of_memory = false;
-  bool flips_a_bit = false;  // Of what is written.
+  bool refuses_to_hold = false;
+  mutable std::atomic<int> num_holds = 0;  // That are alive.
+  bool flips_a_bit = false;                // Of what is written.
   uint32_t refused_key_dim = 0;
 
  private:
