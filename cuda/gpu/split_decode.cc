@@ -82,7 +82,8 @@ DecodeGrid ChooseSplitDecodeGrid(const SplitDecodeParams& params, const GpuDevic
     const auto team = static_cast<uint32_t>(multiprocessors / pairs);
     if (team * pairs * 8 >= uint64_t{multiprocessors} * 7) {
       grid.team = team;
-      grid.num_warps = std::min(grid.num_warps, 12);
+      const bool is_short = pairs * params.history.stride <= uint64_t{16} * multiprocessors;
+      grid.num_warps = has_sixteen && !is_short ? 12 : std::min(grid.num_warps, 12);
       grid.num_blocks = team * static_cast<uint32_t>(pairs);
       return grid;
     }

@@ -33,9 +33,8 @@ __device__ __forceinline__ float4* OutputOf(const DecodeWorkspace& workspace,
   return reinterpret_cast<float4*>(outputs + row * kHeadDim + channel);
 }
 
-// The warps' results for one pair, all relative to the block's maximum: what is left is to add
-// them. Rows are apart by eight floats more than they have, so that the lanes of a warp write to
-// banks of their own.
+// The warps' results for one pair, each relative to its own maximum. Rows are apart by eight floats
+// more than they have, so that the lanes of a warp write to banks of their own.
 template <int kHeadDim, int kTiles>
 struct MergeStorage {
   static constexpr int kHeads = kTiles * kHeadsOfTile;
@@ -43,7 +42,7 @@ struct MergeStorage {
 
   float* outputs;  // [num_warps, kHeads, kStride]
   float* sums;     // [num_warps, kHeads]
-  float* maxima;   // [num_warps, kHeads], of each warp.
+  float* maxima;   // [num_warps, kHeads]
 
   static constexpr size_t Bytes(int num_warps) {
     return static_cast<size_t>(num_warps) * kHeads * ((kStride + 2) * sizeof(float));
@@ -84,7 +83,7 @@ __device__ __forceinline__ void StoreResult(const SplitDecodeParams& params,
                                             float4 sum_of_outputs,
                                             float highest,
                                             float sum) {
-  const float inverse = sum > 0 ? 1 / sum : 0;
+  const float inverse = sum > 0 ? Reciprocal(sum) : 0;
   StoreOutput4(params, row * params.head_dim + static_cast<size_t>(channel),
                make_float4(sum_of_outputs.x * inverse, sum_of_outputs.y * inverse,
                            sum_of_outputs.z * inverse, sum_of_outputs.w * inverse));
@@ -98,7 +97,6 @@ __device__ __forceinline__ void StoreResult(const SplitDecodeParams& params,
 template <int kHeadDim, int kTiles>
 __device__ __forceinline__ void StoreState(AttentionState<kHeadDim, kTiles>& state,
                                            int warp,
-                                           int num_warps,
                                            int lane,
                                            const MergeStorage<kHeadDim, kTiles>& storage) {
   using Storage = MergeStorage<kHeadDim, kTiles>;
@@ -106,27 +104,15 @@ __device__ __forceinline__ void StoreState(AttentionState<kHeadDim, kTiles>& sta
   const int g = lane / 4;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
+    const int row = warp * Storage::kHeads + n * kHeadsOfTile + lane % 4;
     if (g == 0) {
-      storage.maxima[warp * Storage::kHeads + n * kHeadsOfTile + lane] = state.max[n];
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    const int head = n * kHeadsOfTile + lane % 4;
-    float highest = -INFINITY;
-    for (int w = g; w < num_warps; w += 8) {
-      highest = fmaxf(highest, storage.maxima[w * Storage::kHeads + head]);
-    }
-    const float share = ShareOf(state.max[n], MaxOfHead(highest));
-    const int row = warp * Storage::kHeads + head;
-    if (g == 0) {
-      storage.sums[row] = state.sum[n] * share;
+      storage.maxima[row] = state.max[n];
+      storage.sums[row] = state.sum[n];
     }
     float* outputs = storage.outputs + row * Storage::kStride;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
-      outputs[i * 8 + g] = (state.outputs[n][i] + state.offset[n]) * share;
+      outputs[i * 8 + g] = state.outputs[n][i] + state.offset[n];
     }
   }
   __syncthreads();
@@ -168,6 +154,19 @@ __device__ __forceinline__ bool IsThere(float4 x, float2 y) {
   return least != 0;
 }
 
+// Calls function(row, is_in) for rows 0..count - 1, four at a time so that their loads are on their
+// way together. What is beyond counts as the last row, with is_in false: no code of its own.
+template <typename Function>
+__device__ __forceinline__ void ForRows(int count, Function&& function) {
+#pragma unroll 1
+  for (int first = 0; first < count; first += 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      function(min(first + i, count - 1), first + i < count);
+    }
+  }
+}
+
 // Adds up what the warps left of a pair: to the outputs if the block has all of it, to `own` if it
 // is the one to merge it (the last), else to its place in the workspace. By all threads.
 template <int kHeadDim, int kTiles>
@@ -187,18 +186,21 @@ __device__ __forceinline__ void MergeWarps(const SplitDecodeParams& params,
     float highest = -INFINITY;
     float4 out = make_float4(0, 0, 0, 0);
     float sum = 0;
-#pragma unroll 4
-    for (int w = 0; w < num_warps; ++w) {
-      const int row = w * Storage::kHeads + head;
+    ForRows(num_warps, [&](int warp, bool) {
+      highest = fmaxf(highest, storage.maxima[warp * Storage::kHeads + head]);
+    });
+    ForRows(num_warps, [&](int warp, bool is_in) {
+      const int row = warp * Storage::kHeads + head;
+      const float max = storage.maxima[row];
+      const float share = ShareOf(is_in ? max : -INFINITY, highest);
       const float4 v =
           *reinterpret_cast<const float4*>(storage.outputs + row * Storage::kStride + channel);
-      highest = fmaxf(highest, storage.maxima[row]);
-      sum += storage.sums[row];
-      out.x += v.x;
-      out.y += v.y;
-      out.z += v.z;
-      out.w += v.w;
-    }
+      sum = fmaf(share, storage.sums[row], sum);
+      out.x = fmaf(share, v.x, out.x);
+      out.y = fmaf(share, v.y, out.y);
+      out.z = fmaf(share, v.z, out.z);
+      out.w = fmaf(share, v.w, out.w);
+    });
     if (target.is_whole()) {
       StoreResult(params, target.query_row + static_cast<size_t>(head), channel, out, highest, sum);
     } else if (block == target.last_block) {
@@ -245,16 +247,18 @@ struct PartBatch {
   float4 values[kSize];
   float2 sums[kSize];
 
-  // Of blocks begin, begin + step, ... below the last. Waits until all have come; takes the outputs
-  // out, but not the sums, which other threads read too. Short, for it runs once a launch: every
-  // instruction of it is new to its multiprocessor.
+  // Of blocks begin, begin + step, ... below the last. Waits until all have come. Short, for it
+  // runs once a launch: every instruction of it is new to its multiprocessor.
   __device__ __forceinline__ void Take(const DecodeWorkspace& workspace,
                                        const PairTarget& target,
                                        uint32_t begin,
                                        uint32_t step,
                                        int head,
                                        int channel) {
-    const uint32_t count = min(kSize, (target.last_block - begin + step - 1) / step);
+    float4* outputs = OutputOf<kHeadDim>(workspace, 0, channel);
+    const float2* all_sums = SumOf(workspace, 0);
+    const uint32_t first_row = RowOf(workspace, target, begin, head);
+    const uint32_t row = RowOf(workspace, target, begin + step, head) - 2 * workspace.group * step;
     Patience patience;
     bool is_there;
     do {
@@ -263,33 +267,37 @@ struct PartBatch {
       for (uint32_t j = 0; j < kSize; ++j) {
         values[j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
         sums[j] = make_float2(-INFINITY, -0.0f);
-        if (j < count) {
-          const size_t row = RowOf(workspace, target, begin + j * step, head);
-          values[j] = LoadRelaxed(OutputOf<kHeadDim>(workspace, row, channel));
-          sums[j] = LoadRelaxed(SumOf(workspace, row));
+        if (begin + j * step < target.last_block) {
+          const uint32_t part = j == 0 ? first_row : row + 2 * workspace.group * step * j;
+          values[j] = LoadRelaxed(outputs + part * (kHeadDim / 4));
+          sums[j] = LoadRelaxed(all_sums + part);
         }
       }
 #pragma unroll
       for (uint32_t j = 0; j < kSize; ++j) {
-        is_there = is_there && IsThere(values[j], sums[j]);
+        is_there = is_there & IsThere(values[j], sums[j]);
       }
-      if (!is_there && patience.IsOver()) {
+      if (!is_there && patience.IsOver()) [[unlikely]] {
         atomicOr(&FindingsOf(workspace)->problems, kPartMissing);
         break;
       }
     } while (!is_there);
-#pragma unroll 1
-    for (uint32_t j = 0; j < count; ++j) {
-      const size_t row = RowOf(workspace, target, begin + j * step, head);
-      StoreRelaxed(OutputOf<kHeadDim>(workspace, row, channel), make_float4(0, 0, 0, 0));
+#pragma unroll
+    for (uint32_t j = 0; j < kSize; ++j) {
+      if (begin + j * step < target.last_block) {
+        const uint32_t part = j == 0 ? first_row : row + 2 * workspace.group * step * j;
+        StoreRelaxed(outputs + part * (kHeadDim / 4), make_float4(0, 0, 0, 0));
+      }
     }
   }
 
-  static __device__ __forceinline__ size_t RowOf(const DecodeWorkspace& workspace,
-                                                 const PairTarget& target,
-                                                 uint32_t block,
-                                                 int head) {
-    return target.PlaceOf(workspace, block) * workspace.group + static_cast<size_t>(head);
+  // Of a workspace's rows there are less than 2^16.
+  static __device__ __forceinline__ uint32_t RowOf(const DecodeWorkspace& workspace,
+                                                   const PairTarget& target,
+                                                   uint32_t block,
+                                                   int head) {
+    return static_cast<uint32_t>(target.PlaceOf(workspace, block)) * workspace.group +
+           static_cast<uint32_t>(head);
   }
 };
 
@@ -352,16 +360,17 @@ __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
     const int head = i / kChunks;
     const int channel = i % kChunks * 4;
     float highest = own.sums[head].x;
-    for (int turn = 0; turn < num_groups; ++turn) {
+    ForRows(num_groups, [&](int turn, bool) {
       highest = fmaxf(highest, storage.maxima[turn * Storage::kHeads + head]);
-    }
+    });
     const float own_share = ShareOf(own.sums[head].x, highest);
     float4 out = own.outputs[i];
     out = make_float4(out.x * own_share, out.y * own_share, out.z * own_share, out.w * own_share);
     float sum = own.sums[head].y * own_share;
-    for (int turn = 0; turn < num_groups; ++turn) {
+    ForRows(num_groups, [&](int turn, bool is_in) {
       const int row = turn * Storage::kHeads + head;
-      const float share = ShareOf(storage.maxima[row], highest);
+      const float max = storage.maxima[row];
+      const float share = ShareOf(is_in ? max : -INFINITY, highest);
       const float4 v =
           *reinterpret_cast<const float4*>(storage.outputs + row * Storage::kStride + channel);
       out.x = fmaf(share, v.x, out.x);
@@ -369,17 +378,21 @@ __device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
       out.z = fmaf(share, v.z, out.z);
       out.w = fmaf(share, v.w, out.w);
       sum = fmaf(share, storage.sums[row], sum);
-    }
+    });
     StoreResult(params, target.query_row + static_cast<size_t>(head), channel, out, highest, sum);
   }
   // All have read the sums.
-  const auto num_sums =
-      (target.last_block - target.first_block) * static_cast<uint32_t>(target.group);
-  for (uint32_t i = threadIdx.x; i < num_sums; i += blockDim.x) {
-    const auto group = static_cast<uint32_t>(target.group);
-    const size_t row = Batch::RowOf(workspace, target, target.first_block + i / group,
-                                    static_cast<int>(i % group));
-    StoreRelaxed(SumOf(workspace, row), make_float2(0, 0));
+  for (int i = static_cast<int>(threadIdx.x); i < items * num_groups;
+       i += static_cast<int>(blockDim.x)) {
+    if (i % kChunks == 0) {
+      const int turn = i / items;
+#pragma unroll 1
+      for (uint32_t block = target.first_block + static_cast<uint32_t>(turn);
+           block < target.last_block; block += step) {
+        StoreRelaxed(SumOf(workspace, Batch::RowOf(workspace, target, block, i % items / kChunks)),
+                     make_float2(0, 0));
+      }
+    }
   }
 }
 

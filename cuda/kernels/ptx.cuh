@@ -22,6 +22,13 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// 1 / x to the last bit but one, for x that is no subnormal.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // c += A x B with A[16 x 32] of unsigned and B[32 x 8] of signed bytes; exact.
 __device__ __forceinline__ void MmaU8S8(int (&c)[4],
                                         const uint32_t (&a)[4],

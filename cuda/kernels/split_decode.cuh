@@ -5,11 +5,12 @@
 // Bound by memory: an INT2 head block of 4,608 bytes (head_dim 128) costs a warp about 450
 // instructions for up to four query heads, half of what an H200 can issue while the bytes arrive.
 //
-// grid = [blocks], a share of the work each, or [blocks of a team, pairs] (work_share.cuh); every
-// warp has a ring of stages of its own and takes every num_warps-th unit of its block. At the end
-// of a pair (sequence, KV head) the block merges its warps; rings go on filling meanwhile, also
-// across pairs. At its end a block merges the pair that others left to it, of which it has the last
-// part.
+// grid = [blocks], a share of the work each, or, kTeams, [blocks of a team, pairs]
+// (work_share.cuh): a form of its own, as short as it can be, since of one sequence every
+// instruction runs once and waits for its way from memory. Every warp has a ring of stages of its
+// own and takes every num_warps-th unit of its block. At the end of a pair (sequence, KV head) the
+// block merges its warps; rings go on filling meanwhile, also across pairs. At its end a block
+// merges the pair that others left to it, of which it has the last part.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +50,7 @@ struct DecodeShared {
 
 // Fills a warp's ring with its units of the share, in order. The warp's lanes look up 32
 // units at a time, so that their loads of the page tables are on their way together.
-template <int kHeadDim>
+template <int kHeadDim, bool kTeams>
 class Producer {
  public:
   __device__ __forceinline__ Producer(const DecodeLaunch& launch, int first, int step, int lane)
@@ -57,25 +58,27 @@ class Producer {
 
   // Asks for what can be looked up before the share is known.
   __device__ __forceinline__ void LookUpEarly() {
-    const DevicePageTable& table = launch_.params.history;
-    const auto unit = static_cast<uint32_t>(unit_ + lane_ * step_);
-    if (launch_.has_teams && unit < table.stride) {
-      const auto* entries = reinterpret_cast<const unsigned long long*>(table.pages);
-      early_ = reinterpret_cast<const std::byte*>(__ldg(&entries[unit]));
+    if constexpr (kTeams) {
+      const DevicePageTable& table = launch_.params.history;
+      const auto unit = static_cast<uint32_t>(unit_ + lane_ * step_);
+      if (unit < table.stride) {
+        const auto* entries = reinterpret_cast<const unsigned long long*>(table.pages);
+        early_ = reinterpret_cast<const std::byte*>(__ldg(&entries[unit]));
+      }
     }
   }
   __device__ __forceinline__ void Start(const WorkShare& share) {
     cursor_ = share.start;
     size_ = share.size;
-    LookUp(launch_.has_teams ? &early_ : nullptr);
+    LookUp(&early_);
   }
 
   // The first units, at most one a stage. Windows may be written by the work before this launch,
   // history may not: units of history are not held up by it.
   __device__ __forceinline__ void FillRing(WarpRing<kHeadDim>& ring, int num_stages) {
     for (int i = 0; i < num_stages && unit_ < size_; ++i) {
-      const Fill fill = Take();
-      if (fill.rows != kRowsOfInt2) {
+      const Fill fill = TakeFound();  // At most 32 stages: all have been looked up.
+      if (fill.rows != kRowsOfInt2) [[unlikely]] {
         WaitForEarlierWork();
       }
       ring.Push(fill);
@@ -90,13 +93,17 @@ class Producer {
   }
 
  private:
-  // Lane i looks up the i-th of the warp's next 32 units.
+  // Lane i looks up the i-th of the warp's next 32 units; `early`: what LookUpEarly found of it.
   __device__ __forceinline__ void LookUp(const std::byte* const* early = nullptr) {
     const int unit = unit_ + lane_ * step_;
     found_ = {};
     if (unit < size_) {
-      found_ = cursor_.Locate(launch_, unit, early);
-      if (found_.source == nullptr) {
+      if constexpr (kTeams) {
+        found_ = cursor_.LocateHere(launch_, unit, early);
+      } else {
+        found_ = cursor_.Locate(launch_, unit);
+      }
+      if (found_.source == nullptr) [[unlikely]] {
         ReportNullPage();
       }
     }
@@ -108,9 +115,12 @@ class Producer {
     atomicMax(&findings->sequence, cursor_.sequence);
   }
   __device__ __forceinline__ Fill Take() {
-    if (taken_ == 32) {
+    if (taken_ == 32) [[unlikely]] {
       LookUp();
     }
+    return TakeFound();
+  }
+  __device__ __forceinline__ Fill TakeFound() {
     Fill fill;
     fill.source = reinterpret_cast<const std::byte*>(
         __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(found_.source), taken_));
@@ -133,8 +143,8 @@ class Producer {
 
 // Sequences without a token have no unit of work and so no block: outputs of 0 for them, and a look
 // at lengths that tables cannot hold.
-__device__ inline void FinishOddSequences(const SplitDecodeParams& params,
-                                          DecodeFindings* findings) {
+__device__ __noinline__ inline void FinishOddSequences(const SplitDecodeParams& params,
+                                                DecodeFindings* findings) {
   const uint32_t stride = gridDim.x * gridDim.y * blockDim.x;
   const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
   for (uint32_t sequence = block * blockDim.x + threadIdx.x; sequence < params.num_sequences;
@@ -164,6 +174,7 @@ __device__ inline void FinishOddSequences(const SplitDecodeParams& params,
 }
 
 // The blocks that have a part of a pair: of its team, those that have a unit; else by the cut.
+template <bool kTeams>
 __device__ __forceinline__ void FindBlocks(const DecodeLaunch& launch,
                                            const WorkShare& share,
                                            const PairCursor& pair,
@@ -171,7 +182,7 @@ __device__ __forceinline__ void FindBlocks(const DecodeLaunch& launch,
   const uint32_t block = launch.block();
   target.first_block = block;
   target.last_block = block;
-  if (launch.has_teams) {
+  if constexpr (kTeams) {
     target.first_block = block - blockIdx.x;
     target.last_block = target.first_block + min(gridDim.x, static_cast<uint32_t>(share.size)) - 1;
   } else if (pair.first < 0 || pair.end() > share.size) {
@@ -183,7 +194,7 @@ __device__ __forceinline__ void FindBlocks(const DecodeLaunch& launch,
 template <int kHeadDim, int kTiles>
 constexpr int kMaxThreads = kHeadDim* kTiles <= 128 ? kMaxWarps * 32 : kMaxWarps * 16;
 
-template <int kHeadDim, int kTiles>
+template <int kHeadDim, int kTiles, bool kTeams>
 __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
     SplitDecodeKernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) std::byte shared[];
@@ -199,17 +210,17 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
 
   // 1. This block's share of the work. Queries are asked for before pages where they may be: they
   // would queue behind a ring's worth of every multiprocessor.
-  const int ranks = launch.has_teams ? static_cast<int>(gridDim.x) : 1;
+  const int ranks = kTeams ? static_cast<int>(gridDim.x) : 1;
   const int step = num_warps * ranks;
-  int unit = warp * ranks + (launch.has_teams ? static_cast<int>(blockIdx.x) : 0);
-  Producer<kHeadDim> producer(launch, unit, step, lane);
+  int unit = warp * ranks + (kTeams ? static_cast<int>(blockIdx.x) : 0);
+  Producer<kHeadDim, kTeams> producer(launch, unit, step, lane);
   producer.LookUpEarly();
   const auto slot = static_cast<size_t>(warp * num_stages);
   WarpRing<kHeadDim> ring(shared + slot * Shared::kStageBytes,
                           reinterpret_cast<StageState*>(shared + layout.states()) + slot,
                           num_stages, lane);
   const WorkShare share =
-      FindWorkShare(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
+      FindWorkShare<kTeams>(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
   producer.Start(share);
   PairCursor pair = share.start;
   RawQuery<kHeadDim> query;
@@ -230,7 +241,7 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   if (params.history_is_settled) {
     load_query(warp);
   }
-  if (share.is_odd) {
+  if (share.is_odd) [[unlikely]] {
     FinishOddSequences(params, FindingsOf(workspace));
   }
 
@@ -252,14 +263,15 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
       }
       PrepareQuery<kHeadDim, kTiles>(params, query, head, lane, fragments);
     }
-    FindBlocks(launch, share, pair, target);  // Divisions, and time for them while pages arrive.
+    FindBlocks<kTeams>(launch, share, pair,
+                       target);  // Divisions, and time for them while pages arrive.
     __syncthreads();
     attention.Start(fragments);
     const int end = min(pair.end(), share.size);
     for (; unit < end; unit += step) {
       int rows;
       const std::byte* stage = ring.Front(&rows);
-      if (rows == kRowsOfInt2) {
+      if (rows == kRowsOfInt2) [[likely]] {
         attention.AttendPage(stage);
       } else if (rows != kRowsOfNothing) {
         attention.AttendTile(const_cast<std::byte*>(stage), rows, fragments, score_scale);
@@ -269,12 +281,15 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
     }
 
     // 4. The pair's part of this block.
-    StoreState(attention.state(), warp, num_warps, lane, merge);
+    StoreState(attention.state(), warp, lane, merge);
     MergeWarps(params, merge, num_warps, workspace, target, launch.block(), own);
     if (!target.is_whole() && target.last_block == launch.block()) {
       left = target;
     }
     __syncthreads();
+    if constexpr (kTeams) {
+      break;
+    }
     pair.Next(launch);
     load_query(warp);
   }

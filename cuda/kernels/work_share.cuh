@@ -28,6 +28,7 @@ inline constexpr int kTilesOfPage = kPageTokens / kTileRows;
 struct SequenceLength {
   uint32_t pages = 0;   // INT2.
   uint32_t tokens = 0;  // Of the windows.
+  bool is_cut = false;  // The lengths say more than their tables can hold.
 
   __device__ __forceinline__ int units() const {
     return static_cast<int>(pages + (tokens + kTileRows - 1) / kTileRows);
@@ -39,22 +40,22 @@ __device__ __forceinline__ SequenceLength LengthOf(const SplitDecodeParams& para
                                                    uint32_t sequence) {
   SequenceLength length;
   if (params.history.stride > 0) {
-    length.pages = min(__ldg(&params.history_pages[sequence]), params.history.stride);
+    const uint32_t pages = __ldg(&params.history_pages[sequence]);
+    length.pages = min(pages, params.history.stride);
+    length.is_cut = pages > params.history.stride;
   }
   if (params.windows.stride > 0) {
-    length.tokens =
-        min(__ldg(&params.window_tokens[sequence]), params.windows.stride * kPageTokens);
+    const uint32_t most = params.windows.stride * kPageTokens;
+    const uint32_t tokens = __ldg(&params.window_tokens[sequence]);
+    length.tokens = min(tokens, most);
+    length.is_cut = length.is_cut || tokens > most;
   }
   return length;
 }
 
 // Empty, or longer than its tables say it can be.
-__device__ __forceinline__ bool IsOdd(const SplitDecodeParams& params, uint32_t sequence) {
-  const bool is_cut = (params.history.stride > 0 &&
-                       __ldg(&params.history_pages[sequence]) > params.history.stride) ||
-                      (params.windows.stride > 0 && __ldg(&params.window_tokens[sequence]) >
-                                                        params.windows.stride * kPageTokens);
-  return is_cut || LengthOf(params, sequence).units() == 0;
+__device__ __forceinline__ bool IsOdd(const SequenceLength& length) {
+  return length.is_cut || length.units() == 0;
 }
 
 // A launch. Where a KV head has more query heads than a kernel takes at once, it is read in several
@@ -64,8 +65,7 @@ struct DecodeLaunch {
   int num_stages = 0;  // Of a warp's ring.
   uint32_t passes = 1;
   uint32_t heads_of_pass = 0;
-  // grid = [team, pairs] if blocks of a team take turns with a pair's units, else [blocks].
-  bool has_teams = false;
+  uint32_t heads_of_group = 0;  // Query heads of a KV head.
 
   __device__ __forceinline__ uint32_t num_heads() const { return params.num_kv_heads * passes; }
   __device__ __forceinline__ uint32_t num_blocks() const { return gridDim.x * gridDim.y; }
@@ -102,20 +102,23 @@ struct PairCursor {
   // The pair's query heads: `*group` rows of queries and outputs from the returned one on.
   __device__ __forceinline__ size_t QueryRow(const DecodeLaunch& launch, uint32_t* group) const {
     const SplitDecodeParams& params = launch.params;
-    const uint32_t group_of_head = params.num_query_heads / params.num_kv_heads;
     const uint32_t before = pass * launch.heads_of_pass;
-    *group = min(group_of_head - before, launch.heads_of_pass);
-    return size_t{sequence} * params.num_query_heads + head * group_of_head + before;
+    *group = min(launch.heads_of_group - before, launch.heads_of_pass);
+    return size_t{sequence} * params.num_query_heads + head * launch.heads_of_group + before;
   }
 
-  // Where unit `unit` comes from, moving on to its pair. Units must be asked for in order. `early`,
-  // if not null, is the entry of the history's table for this unit.
-  __device__ __forceinline__ Fill Locate(const DecodeLaunch& launch,
-                                         int unit,
-                                         const std::byte* const* early = nullptr) {
+  // Where unit `unit` comes from, moving on to its pair. Units must be asked for in order.
+  __device__ __forceinline__ Fill Locate(const DecodeLaunch& launch, int unit) {
     while (unit >= end()) {
       Next(launch);
     }
+    return LocateHere(launch, unit);
+  }
+  // The same of a unit of this pair. `early`, if not null, is the entry of the history's table for
+  // it.
+  __device__ __forceinline__ Fill LocateHere(const DecodeLaunch& launch,
+                                             int unit,
+                                             const std::byte* const* early = nullptr) const {
     const SplitDecodeParams& params = launch.params;
     const auto in_pair = static_cast<uint32_t>(unit - first);
     const bool is_history = in_pair < length.pages;
@@ -212,7 +215,7 @@ __device__ __forceinline__ WorkShare FindWorkShareOfFew(const DecodeLaunch& laun
   bool is_odd = false;
   if (lane < launch.params.num_sequences) {
     length = LengthOf(launch.params, lane);
-    is_odd = IsOdd(launch.params, lane);
+    is_odd = IsOdd(length);
   }
   const uint64_t mine = static_cast<uint64_t>(length.units()) * launch.num_heads();
   const uint64_t until = SumOfLanes(mine, lane);
@@ -245,8 +248,9 @@ __device__ inline WorkShare FindWorkShareOfMany(const DecodeLaunch& launch,
   uint64_t mine = 0;
   bool is_odd = false;
   for (uint32_t sequence = first; sequence < last; ++sequence) {
-    is_odd = is_odd || IsOdd(params, sequence);
-    mine += static_cast<uint64_t>(LengthOf(params, sequence).units()) * launch.num_heads();
+    const SequenceLength length = LengthOf(params, sequence);
+    is_odd = is_odd || IsOdd(length);
+    mine += static_cast<uint64_t>(length.units()) * launch.num_heads();
   }
   uint64_t until = SumOfLanes(mine, lane);
   if (lane == 31) {
@@ -286,18 +290,21 @@ __device__ __forceinline__ WorkShare FindWorkShareOfTeam(const DecodeLaunch& lau
   share.start.pass = blockIdx.y - share.start.head * launch.passes;
   share.start.length = LengthOf(launch.params, 0);
   const int units = share.start.length.units();
-  share.is_odd = IsOdd(launch.params, 0);
+  share.is_odd = IsOdd(share.start.length);
   share.size = static_cast<int>(blockIdx.x) < units ? units : 0;
   return share;
 }
 
+// kTeams: grid = [team, pairs], and blocks of a team take turns with a pair's units; else [blocks].
+template <bool kTeams>
 __device__ __forceinline__ WorkShare FindWorkShare(const DecodeLaunch& launch,
                                                    WorkShareStorage& storage) {
-  if (launch.has_teams) {
+  if constexpr (kTeams) {
     return FindWorkShareOfTeam(launch);
+  } else {
+    return launch.params.num_sequences <= 32 ? FindWorkShareOfFew(launch)
+                                             : FindWorkShareOfMany(launch, storage);
   }
-  return launch.params.num_sequences <= 32 ? FindWorkShareOfFew(launch)
-                                           : FindWorkShareOfMany(launch, storage);
 }
 
 }  // namespace crumb::gpu

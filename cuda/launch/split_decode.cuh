@@ -37,16 +37,18 @@ struct SplitDecodeLauncher {
 
   static int Launch(const SplitDecodeParams& params, const DecodeGrid& grid, CUstream_st* stream) {
     const uint32_t tiles = (grid.heads_of_pass + kHeadsOfTile - 1) / kHeadsOfTile;
-    return WithTiles<kMaxTiles>(
-        tiles, [&](auto constant) { return LaunchTiles<constant()>(params, grid, stream); });
+    return WithTiles<kMaxTiles>(tiles, [&](auto constant) {
+      return grid.team > 1 ? LaunchForm<constant(), true>(params, grid, stream)
+                           : LaunchForm<constant(), false>(params, grid, stream);
+    });
   }
 
  private:
-  template <int kTiles>
-  static int LaunchTiles(const SplitDecodeParams& params,
-                         const DecodeGrid& grid,
-                         CUstream_st* stream) {
-    const auto kernel = SplitDecodeKernel<kHeadDim, kTiles>;
+  template <int kTiles, bool kTeams>
+  static int LaunchForm(const SplitDecodeParams& params,
+                        const DecodeGrid& grid,
+                        CUstream_st* stream) {
+    const auto kernel = SplitDecodeKernel<kHeadDim, kTiles, kTeams>;
     const size_t bytes = DecodeShared<kHeadDim, kTiles>{grid.num_warps, grid.num_stages}.bytes();
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
@@ -58,7 +60,7 @@ struct SplitDecodeLauncher {
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid.num_blocks);
-    if (grid.team > 1) {
+    if constexpr (kTeams) {
       config.gridDim = dim3(grid.team, grid.num_blocks / grid.team);
     }
     config.blockDim = dim3(static_cast<uint32_t>(grid.num_warps) * 32);
@@ -67,7 +69,7 @@ struct SplitDecodeLauncher {
     config.attrs = &overlap;
     config.numAttrs = params.history_is_settled && grid.overlaps ? 1 : 0;
     const DecodeLaunch launch{params, grid.num_stages, grid.passes, grid.heads_of_pass,
-                              grid.team > 1};
+                              params.num_query_heads / params.num_kv_heads};
     return cudaLaunchKernelEx(&config, kernel, launch);
   }
 };
