@@ -167,8 +167,7 @@ EngineStep::Times EngineStep::Run() {
   for (int i = 0; i < kSteps; ++i) {
     const uint32_t free_before = pool_->usage(PageEncoding::kInt2).num_free;
     const auto start = Clock::now();
-    Must(batch_->BeginStep(
-        {.members = members_, .is_replayed = true, .shares_prefix = form_.reads_it_once}, stream_));
+    Must(batch_->BeginStep({.members = members_, .replayed_rows = num_sequences_}, stream_));
     const auto begun = Clock::now();
     CheckCuda(cudaEventRecord(begin, stream_), "recording an event");
     CheckCuda(cudaGraphLaunch(graph_, stream_), "launching a graph");

@@ -22,7 +22,7 @@ class EngineStep {
   struct Form {
     bool keeps_outputs_rotated = true;
     bool has_one_prefix = false;  // All sequences have adopted that of the first,
-    bool reads_it_once = false;   // and steps are begun with shares_prefix.
+    bool reads_it_once = false;   // and layers read it once for all of them.
   };
   // History pages and layers' rows are those of `batch` and `rows`, which outlive this.
   EngineStep(const DecodeBatch& batch,

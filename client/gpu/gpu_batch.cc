@@ -186,13 +186,16 @@ absl::Status GpuBatch::DecodeLayer(uint32_t layer,
                                    uint32_t num_rows,
                                    const LayerRows& rows,
                                    GpuStream stream) {
-  return impl_->DecodeLayer(layer, num_rows, /*shares_prefix=*/false, rows, stream);
+  return impl_->DecodeLayer(layer, num_rows, /*reads_prefix_once=*/false, rows, stream);
 }
 absl::Status GpuBatch::DecodeSharedLayer(uint32_t layer,
                                          uint32_t num_rows,
                                          const LayerRows& rows,
                                          GpuStream stream) {
-  return impl_->DecodeLayer(layer, num_rows, /*shares_prefix=*/true, rows, stream);
+  return impl_->DecodeLayer(layer, num_rows, /*reads_prefix_once=*/true, rows, stream);
+}
+bool GpuBatch::shares_prefix() const {
+  return impl_->shares_prefix();
 }
 absl::Status GpuBatch::EndStep(GpuStream stream) {
   return impl_->EndStep(stream);

@@ -34,9 +34,10 @@ class GpuBatch::Impl {
   absl::Status Layer(uint32_t layer, const LayerRows& rows, GpuStream stream);
   absl::Status DecodeLayer(uint32_t layer,
                            uint32_t num_rows,
-                           bool shares_prefix,
+                           bool reads_prefix_once,
                            const LayerRows& rows,
                            GpuStream stream);
+  bool shares_prefix() const { return shares_prefix_; }
   absl::Status EndStep(GpuStream stream);
   void AbandonStep();
   absl::Status Validate() const;
@@ -52,7 +53,8 @@ class GpuBatch::Impl {
   // Of BeginStep.
   absl::Status CheckMembers(std::span<const Member> members) const;
   absl::Status CheckMember(const Member& member) const;
-  absl::Status CheckForm(const Step& step) const;
+  absl::Status CheckReplay(const Step& step) const;
+  bool MembersSharePrefix() const;
   absl::Status Reserve(std::span<const Member> members);
   absl::Status Prepare(GpuStream stream);
   absl::Status DemoteOverdue(GpuStream stream);
@@ -64,7 +66,7 @@ class GpuBatch::Impl {
   SplitDecodeParams Decode(uint32_t layer, uint32_t num_rows, void* out) const;
   absl::Status EnqueueDecode(const SplitDecodeParams& params,
                              uint32_t layer,
-                             bool shares_prefix,
+                             bool reads_prefix_once,
                              GpuStream stream) const;
   PrefillAttentionParams Prefill(uint32_t layer,
                                  uint32_t index,
@@ -102,9 +104,10 @@ class GpuBatch::Impl {
   bool is_open_ = false;
   bool is_replayed_ = false;
   bool shares_prefix_ = false;
-  uint32_t num_decoded_ = 0;     // Members of one token, which come first.
-  uint64_t history_tokens_ = 0;  // Of those.
-  std::vector<bool> enqueued_;   // By layer.
+  bool reads_prefix_once_ = false;  // By Layer.
+  uint32_t num_decoded_ = 0;        // Members of one token, which come first.
+  uint64_t history_tokens_ = 0;     // Of those.
+  std::vector<bool> enqueued_;      // By layer.
   // Scratch.
   std::vector<const std::byte*> windows_;
   std::vector<uint32_t> num_windows_;  // By member: pages.

@@ -20,7 +20,7 @@ absl::Status GpuBatch::Impl::CheckLayer(const char* call, uint32_t layer) const 
 absl::Status GpuBatch::Impl::Layer(uint32_t layer, const LayerRows& rows, GpuStream stream) {
   if (!is_open_ || is_replayed_) {
     return absl::FailedPreconditionError(
-        is_open_ ? "Layer in a step whose layers are replayed; begin it without is_replayed"
+        is_open_ ? "Layer in a step whose layers are replayed; begin it without replayed_rows"
                  : "Layer with no step open; call BeginStep first");
   }
   CRUMB_RETURN_IF_ERROR(CheckLayer("Layer", layer));
@@ -39,7 +39,7 @@ absl::Status GpuBatch::Impl::Layer(uint32_t layer, const LayerRows& rows, GpuStr
   if (num_decoded_ > 0) {
     SplitDecodeParams decode = Decode(layer, num_decoded_, Attended(rows.out));
     decode.history_is_settled = history_tokens_ >= kLongHistoryTokens;
-    CRUMB_RETURN_IF_ERROR(EnqueueDecode(decode, layer, shares_prefix_, stream));
+    CRUMB_RETURN_IF_ERROR(EnqueueDecode(decode, layer, reads_prefix_once_, stream));
   }
   uint32_t first_token = num_decoded_;
   for (uint32_t i = num_decoded_; i < members_.size(); ++i) {
@@ -54,7 +54,7 @@ absl::Status GpuBatch::Impl::Layer(uint32_t layer, const LayerRows& rows, GpuStr
 
 absl::Status GpuBatch::Impl::DecodeLayer(uint32_t layer,
                                          uint32_t num_rows,
-                                         bool shares_prefix,
+                                         bool reads_prefix_once,
                                          const LayerRows& rows,
                                          GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(CheckLayer("DecodeLayer", layer));
@@ -69,18 +69,19 @@ absl::Status GpuBatch::Impl::DecodeLayer(uint32_t layer,
   CRUMB_RETURN_IF_ERROR(AppendRows(Append(layer, rows, num_rows), stream));
   SplitDecodeParams decode = Decode(layer, num_rows, Attended(rows.out));
   decode.history_is_settled = options_.captures_long_history;
-  CRUMB_RETURN_IF_ERROR(EnqueueDecode(decode, layer, shares_prefix, stream));
+  CRUMB_RETURN_IF_ERROR(EnqueueDecode(decode, layer, reads_prefix_once, stream));
   return FinishOutputs(layer, num_rows, rows.out, stream);
 }
 
 absl::Status GpuBatch::Impl::EnqueueDecode(const SplitDecodeParams& params,
                                            uint32_t layer,
-                                           bool shares_prefix,
+                                           bool reads_prefix_once,
                                            GpuStream stream) const {
-  if (!shares_prefix) {
+  if (!reads_prefix_once) {
     return SplitDecode(params, stream);
   }
   SharedDecodeParams shared{.batch = params, .prefix = History(layer, 0), .prefix_pages = nullptr};
+  shared.batch.history_pages = OnDevice<uint32_t>(tables_->own_pages_offset());
   shared.batch.history_is_settled = false;
   shared.prefix.pages = OnDevice<const std::byte* const>(tables_->prefix_offset());
   shared.prefix_pages = OnDevice<uint32_t>(tables_->prefix_pages_offset());

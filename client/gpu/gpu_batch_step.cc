@@ -71,44 +71,37 @@ absl::Status GpuBatch::Impl::CheckMembers(std::span<const Member> members) const
   return absl::OkStatus();
 }
 
-// Whether the members suit how the layers are to be made.
-absl::Status GpuBatch::Impl::CheckForm(const Step& step) const {
-  if (!step.is_replayed && !step.shares_prefix) {
+// Whether the members suit the graph that is to be replayed.
+absl::Status GpuBatch::Impl::CheckReplay(const Step& step) const {
+  if (step.replayed_rows == 0) {
     return absl::OkStatus();
   }
-  if (step.members.back().num_tokens > 1) {
-    return OfMember(
-        step.members.size() - 1,
-        absl::InvalidArgumentError(absl::StrCat(
-            "it brings ", step.members.back().num_tokens, " tokens; a step that is ",
-            step.is_replayed ? "replayed" : "of a shared prefix", " takes one of each sequence")));
+  if (step.members.size() > step.replayed_rows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the step has ", step.members.size(), " members, and its layers are a graph's of ",
+        step.replayed_rows, " rows (Step::replayed_rows); replay one with as many"));
   }
-  for (size_t i = 0; step.shares_prefix && i < step.members.size(); ++i) {
-    const GpuSequence::Impl& first = step.members[0].sequence->impl();
-    const GpuSequence::Impl& sequence = step.members[i].sequence->impl();
-    if (!sequence.SharesPrefixWith(first) || sequence.adopted_history().empty()) {
-      return OfMember(i, absl::FailedPreconditionError(
-                             sequence.adopted_history().empty()
-                                 ? "it has adopted no prefix that reaches into history; begin the "
-                                   "step without shares_prefix"
-                                 : "it has adopted another prefix than member 0; begin the step "
-                                   "without shares_prefix"));
-    }
+  if (step.members.back().num_tokens > 1) {
+    return OfMember(step.members.size() - 1,
+                    absl::InvalidArgumentError(absl::StrCat(
+                        "it brings ", step.members.back().num_tokens,
+                        " tokens; layers that are replayed take one of each sequence")));
   }
   return absl::OkStatus();
 }
 
 absl::Status GpuBatch::Impl::BeginStep(const Step& step, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(CheckMembers(step.members));
-  CRUMB_RETURN_IF_ERROR(CheckForm(step));
+  CRUMB_RETURN_IF_ERROR(CheckReplay(step));
   const ScopedGpu current(gpu());
   CRUMB_RETURN_IF_ERROR(current.status());
   // Until the copies of the step before have been made, its tables must stay.
   CRUMB_RETURN_IF_ERROR(copied_->Wait());
   CRUMB_RETURN_IF_ERROR(Reserve(step.members));
   is_open_ = true;
-  is_replayed_ = step.is_replayed;
-  shares_prefix_ = step.shares_prefix;
+  is_replayed_ = step.replayed_rows > 0;
+  shares_prefix_ = MembersSharePrefix();
+  reads_prefix_once_ = step.reads_prefix_once && shares_prefix_;
   absl::Status status = Prepare(stream);
   if (!status.ok()) {
     AbandonStep();
@@ -176,6 +169,15 @@ absl::Status GpuBatch::Impl::DemoteOverdue(GpuStream stream) {
   return absl::OkStatus();
 }
 
+bool GpuBatch::Impl::MembersSharePrefix() const {
+  const GpuSequence::Impl& first = members_[0].sequence->impl();
+  return members_.size() > 1 && num_decoded_ == members_.size() &&
+         !first.adopted_history().empty() &&
+         std::all_of(members_.begin(), members_.end(), [&](const Member& member) {
+           return member.sequence->impl().SharesPrefixWith(first);
+         });
+}
+
 void GpuBatch::Impl::FillTables() {
   const std::span<const std::byte* const> prefix =
       shares_prefix_ ? members_[0].sequence->impl().adopted_history()
@@ -191,7 +193,8 @@ void GpuBatch::Impl::FillTables() {
                   .length = sequence.length(),
                   .num_tokens = member.num_tokens,
                   .num_pages = pages.num_pages(),
-                  .history = pages.history().subspan(prefix.size()),
+                  .adopted_history = sequence.adopted_history(),
+                  .own_history = sequence.own_history(),
                   .windows = windows_});
     num_windows_.push_back(static_cast<uint32_t>(windows_.size()));
     history_tokens_ += pages.history().size() * kPageTokens;
@@ -206,7 +209,7 @@ absl::Status GpuBatch::Impl::EndStep(GpuStream stream) {
   if (!is_replayed_ && missing != enqueued_.end()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "layer ", missing - enqueued_.begin(), " of ", enqueued_.size(),
-        " was not enqueued; a step ends after every layer, or is begun with is_replayed"));
+        " was not enqueued; a step ends after every layer, or is begun with replayed_rows"));
   }
   const ScopedGpu current(gpu());
   CRUMB_RETURN_IF_ERROR(current.status());

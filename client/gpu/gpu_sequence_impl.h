@@ -34,6 +34,10 @@ class GpuSequence::Impl {
     return pages_.history().first(pages_.num_adopted_history());
   }
 
+  std::span<const std::byte* const> own_history() const {
+    return pages_.history().subspan(pages_.num_adopted_history());
+  }
+
   // shared: both with who else adopts the prefix.
   absl::Status Adopt(std::shared_ptr<PrefixHandle> prefix, std::shared_ptr<GpuUpload> upload);
   absl::Status RetainTail(uint32_t prefix_tokens);

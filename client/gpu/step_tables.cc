@@ -9,7 +9,7 @@
 namespace crumb {
 
 size_t StepTables::WindowsOffset(const Shape& shape) {
-  const size_t words = size_t{2} * shape.max_rows + size_t{2} * shape.max_tokens + 1;
+  const size_t words = size_t{3} * shape.max_rows + size_t{2} * shape.max_tokens + 1;
   return (words * sizeof(uint32_t) + alignof(void*) - 1) / alignof(void*) * alignof(void*);
 }
 
@@ -25,7 +25,7 @@ StepTables::StepTables(const Shape& shape, std::byte* image)
     : shape_(shape), image_(image), known_(shape.max_rows) {
   CRUMB_CHECK(shape.max_tokens >= shape.max_rows, "a row has a token");
   std::fill_n(image, Bytes(shape), std::byte{0});
-  ranges_.reserve(size_t{2} + shape.max_rows);
+  ranges_.reserve(size_t{2} + size_t{2} * shape.max_rows);
 }
 
 void StepTables::Begin(std::span<const std::byte* const> prefix) {
@@ -46,7 +46,7 @@ void StepTables::Begin(std::span<const std::byte* const> prefix) {
 
 void StepTables::Add(const Row& row) {
   CRUMB_CHECK(num_rows_ < shape_.max_rows && row.num_tokens <= shape_.max_tokens - num_tokens_ &&
-                  row.history.size() <= shape_.history_stride &&
+                  row.adopted_history.size() + row.own_history.size() <= shape_.history_stride &&
                   row.windows.size() <= shape_.window_stride,
               "the caller has checked the limits");
   const uint32_t index = num_rows_++;
@@ -54,24 +54,43 @@ void StepTables::Add(const Row& row) {
   const auto window_rows = static_cast<uint32_t>(row.windows.size()) * kPageTokens;
   const uint32_t before_windows = row.num_pages * kPageTokens - window_rows;
   At<uint32_t>(window_tokens_offset())[index] = row.length + row.num_tokens - before_windows;
-  At<uint32_t>(history_pages_offset())[index] = static_cast<uint32_t>(row.history.size());
+  const size_t history_pages = row.adopted_history.size() + row.own_history.size();
+  At<uint32_t>(history_pages_offset())[index] = static_cast<uint32_t>(history_pages);
+  At<uint32_t>(own_pages_offset())[index] =
+      static_cast<uint32_t>(prefix_pages_ > 0 ? row.own_history.size() : history_pages);
   std::copy(row.windows.begin(), row.windows.end(), At<const std::byte*>(windows_offset(index)));
   for (uint32_t i = 0; i < row.num_tokens; ++i, ++num_tokens_) {
     At<uint32_t>(slots_offset())[num_tokens_] = row.length + i - before_windows;
     At<uint32_t>(token_rows_offset())[num_tokens_] = index;
   }
 
+  WriteHistory(index, row);
+}
+
+void StepTables::WriteHistory(uint32_t index, const Row& row) {
+  const size_t adopted = row.adopted_history.size();
+  const size_t own = row.own_history.size();
+  auto* const pages = At<const std::byte*>(history_offset(index));
   Known& known = known_[index];
-  if (known.sequence_id != row.sequence_id || known.prefix_pages != prefix_pages_) {
-    known = {row.sequence_id, prefix_pages_, 0};
+  if (known.sequence_id != row.sequence_id) {
+    std::copy(row.own_history.begin(), row.own_history.end(), pages);
+    std::copy(row.adopted_history.begin(), row.adopted_history.end(), pages + own);
+    AddRange(index, 0, own + adopted);
+  } else if (known.own_pages < own) {
+    for (size_t page = known.own_pages; page < own; ++page) {
+      pages[page + adopted] = pages[page];
+      pages[page] = row.own_history[page];
+    }
+    AddRange(index, known.own_pages, own);
+    AddRange(index, std::max(own, known.own_pages + adopted), own + adopted);
   }
-  const size_t first = known.history_pages;
-  const size_t count = row.history.size() - first;
-  if (count > 0) {
-    std::copy(row.history.begin() + static_cast<ptrdiff_t>(first), row.history.end(),
-              At<const std::byte*>(history_offset(index)) + first);
-    ranges_.push_back({history_offset(index) + first * sizeof(void*), count * sizeof(void*)});
-    known.history_pages = static_cast<uint32_t>(row.history.size());
+  known = {row.sequence_id, own};
+}
+
+void StepTables::AddRange(uint32_t index, size_t first, size_t end) {
+  if (first < end) {
+    ranges_.push_back(
+        {history_offset(index) + first * sizeof(void*), (end - first) * sizeof(void*)});
   }
 }
 
@@ -79,6 +98,7 @@ std::span<const StepTables::Range> StepTables::Finish() {
   for (uint32_t row = num_rows_; row < shape_.max_rows; ++row) {
     At<uint32_t>(window_tokens_offset())[row] = 0;
     At<uint32_t>(history_pages_offset())[row] = 0;
+    At<uint32_t>(own_pages_offset())[row] = 0;
   }
   for (uint32_t token = num_tokens_; token < shape_.max_rows; ++token) {
     At<uint32_t>(slots_offset())[token] = AppendRowsParams::kNoSlot;

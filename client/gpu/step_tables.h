@@ -5,9 +5,15 @@
 // knows what the device has already: of a row's history only what is new is copied, which in most
 // steps is nothing.
 //
-//   one copy a step   [window_tokens: rows][history_pages: rows][slots: tokens][rows: tokens]
-//                     [prefix_pages][windows: rows x window_stride]
+//   one copy a step   [window_tokens: rows][history_pages: rows][own_pages: rows]
+//                     [slots: tokens][rows: tokens][prefix_pages][windows: rows x window_stride]
 //   as it changes     [history: rows x history_stride][prefix: history_stride]
+//
+// A row of history holds a sequence's own pages first and then those of its adopted prefix, so that
+// kernels may read all of it (history_pages), or where all rows have one prefix, own_pages of it
+// and the prefix once. Both are right in every step: without a common prefix own_pages are all, and
+// prefix_pages is 0. The order of pages means nothing to attention, so an own page that comes takes
+// the place of the first adopted one, which goes to the end.
 //
 // Thread-compatible.
 #pragma once
@@ -39,17 +45,17 @@ class StepTables {
     uint32_t length = 0;       // Before the step.
     uint32_t num_tokens = 0;
     uint32_t num_pages = 0;  // With the step's tokens.
-    // At most history_stride and window_stride pages. Of one id, history only grows.
-    std::span<const std::byte* const> history;
-    std::span<const std::byte* const> windows;
+    // Together at most history_stride pages. Of one id, the first stays and the second only grows.
+    std::span<const std::byte* const> adopted_history;
+    std::span<const std::byte* const> own_history;
+    std::span<const std::byte* const> windows;  // At most window_stride.
   };
 
   static size_t Bytes(const Shape& shape);
   // `image` has Bytes(shape) and outlives this. Aligned to 8 bytes.
   StepTables(const Shape& shape, std::byte* image);
 
-  // A new step without rows. `prefix`: pages that all rows begin with and that their own histories
-  // leave out; at most history_stride.
+  // A new step without rows. `prefix`: the adopted history of all rows, if it is the same.
   void Begin(std::span<const std::byte* const> prefix = {});
   // The next row and its tokens. At most max_rows and max_tokens in all.
   void Add(const Row& row);
@@ -65,7 +71,8 @@ class StepTables {
   // Offsets in the image, and so in the device's.
   static size_t window_tokens_offset() { return 0; }
   size_t history_pages_offset() const { return sizeof(uint32_t) * shape_.max_rows; }
-  size_t slots_offset() const { return 2 * history_pages_offset(); }
+  size_t own_pages_offset() const { return 2 * history_pages_offset(); }
+  size_t slots_offset() const { return 3 * history_pages_offset(); }
   size_t token_rows_offset() const { return slots_offset() + sizeof(uint32_t) * shape_.max_tokens; }
   size_t prefix_pages_offset() const {
     return token_rows_offset() + sizeof(uint32_t) * shape_.max_tokens;
@@ -82,12 +89,14 @@ class StepTables {
   // What the device's row of history holds.
   struct Known {
     uint64_t sequence_id = 0;
-    size_t prefix_pages = 0;  // That it leaves out.
-    uint32_t history_pages = 0;
+    size_t own_pages = 0;
   };
 
   static size_t WindowsOffset(const Shape& shape);
   static size_t HistoryOffset(const Shape& shape);
+  void WriteHistory(uint32_t index, const Row& row);
+  // Of a row's history, pages [first, end).
+  void AddRange(uint32_t index, size_t first, size_t end);
   template <typename T>
   T* At(size_t offset) {
     return reinterpret_cast<T*>(image_ + offset);

@@ -75,14 +75,11 @@ class GpuBatch {
     // token come first. Members may change from step to step; a sequence that keeps its row costs
     // nothing, one that comes to a row has its page table copied there.
     std::span<const Member> members;
-    // The layers are a graph's, captured from DecodeLayer, with at least as many rows as members.
-    bool is_replayed = false;
-    // All members have adopted one prefix (the same handle, and the same upload) and bring one
-    // token: what they have of it in history is read once for all of them, which for 32 sequences
-    // on 100,000 tokens takes less than half of the time (crumb/cuda/shared_decode.h: outputs
-    // differ by up to 1e-3 of the largest |v|). Compute capability 9.0. Captured by
-    // DecodeSharedLayer.
-    bool shares_prefix = false;
+    // 0: layers are enqueued by Layer. Else they are a graph's that was captured with so many rows,
+    // at least as many as there are members, which bring one token each.
+    uint32_t replayed_rows = 0;
+    // Of steps by Layer: as by DecodeSharedLayer, where shares_prefix().
+    bool reads_prefix_once = false;
   };
   // Takes pages for the step's tokens and for what they push out of the windows, and enqueues
   // copies of lengths and tables. All or nothing: RESOURCE_EXHAUSTED, naming the member, when the
@@ -108,12 +105,19 @@ class GpuBatch {
                            uint32_t num_rows,
                            const LayerRows& rows,
                            GpuStream stream);
-  // The same for steps begun with shares_prefix, for any prefix. UNIMPLEMENTED: the device is not
-  // of compute capability 9.0; use DecodeLayer and steps that do not share.
+  // The same in another form: where shares_prefix(), the history that they have adopted
+  // is read once for all of them, which for 32 sequences on 100,000 tokens takes less than half of
+  // the time. It is right for any step, and slower where they do not. Outputs differ by up to 1e-3
+  // of the largest |v| (crumb/cuda/shared_decode.h); those of padding mean nothing. UNIMPLEMENTED:
+  // the device is not of compute capability 9.0.
   absl::Status DecodeSharedLayer(uint32_t layer,
                                  uint32_t num_rows,
                                  const LayerRows& rows,
                                  GpuStream stream);
+
+  // Whether the members of the step begun last, two or more of one token each, have adopted one
+  // prefix (the same handle, and the same upload): which of two graphs to launch.
+  bool shares_prefix() const;
 
   // Closes the step: lengths move on, and pages that left a recent window are demoted, those of all
   // members in one launch. FAILED_PRECONDITION: no step, or a layer was not enqueued. After an

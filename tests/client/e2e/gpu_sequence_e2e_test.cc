@@ -183,7 +183,7 @@ TEST_F(GpuSequenceClientTest, DaemonKilledUnderABatchIsAStatusAndOthersGoOn) {
   daemon_->Kill();
   WaitFor([&] { return !prefix->Validate().ok(); });
   // The step itself runs: the memory lives as long as it is mapped.
-  ASSERT_TRUE(scene.Begin(both, /*is_replayed=*/true).ok());
+  ASSERT_TRUE(scene.Begin(both, graph->num_rows).ok());
   graph->Launch(scene.stream());
   ASSERT_TRUE(scene.batch().EndStep(scene.stream()).ok());
   scene.Wait();

@@ -125,8 +125,9 @@ TEST_F(GpuBatchTest, CallsOutOfOrderAreRefusedByName) {
          "member 1: it brings one token after");
   expect(scene.Begin(std::vector<Member>{{lives[0].get(), 1}, {lives[0].get(), 1}}), kOutOfOrder,
          "member 1: its sequence is in a step");
-  expect(scene.Begin(std::vector<Member>{{lives[0].get(), 2}}, /*is_replayed=*/true), kInvalid,
+  expect(scene.Begin(std::vector<Member>{{lives[0].get(), 2}}, /*replayed_rows=*/1), kInvalid,
          "replayed");
+  expect(scene.Begin(Decoding(lives), /*replayed_rows=*/1), kInvalid, "2 members");
   const std::vector<Member> members = Decoding(lives);
   ASSERT_TRUE(scene.Begin(members).ok());
   expect(scene.Begin(members), kOutOfOrder, "step of 2 members is open");

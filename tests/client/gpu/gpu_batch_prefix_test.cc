@@ -137,7 +137,7 @@ TEST_F(GpuSharedPrefixTest, IsReadOnceForAllAndOutputsAreTheSame) {
   const auto readers = Readers(&scene, 1000);
   std::vector<Member> members = Decoding(readers);
   for (int i = 0; i < 150; ++i) {  // Own pages come into history, and steps between share nothing.
-    ASSERT_NO_FATAL_FAILURE(scene.Step(members, /*shares_prefix=*/i % 5 != 4));
+    ASSERT_NO_FATAL_FAILURE(scene.Step(members, /*reads_prefix_once=*/i % 5 != 4));
     if (i % 30 == 29) {
       std::rotate(members.begin(), members.begin() + 1, members.end());
     }
@@ -148,32 +148,30 @@ TEST_F(GpuSharedPrefixTest, IsReadOnceForAllAndOutputsAreTheSame) {
   EXPECT_TRUE(scene.batch().TakeProblem(scene.stream()).ok());
 }
 
-TEST_F(GpuSharedPrefixTest, OneGraphServesAnyPrefix) {
+TEST_F(GpuSharedPrefixTest, GraphOfEitherFormIsRightForAnyMembers) {
   GpuScene scene(SharedOptions());
-  const auto graph = scene.Capture(4, /*shares_prefix=*/true);
+  const auto once = scene.Capture(4, /*reads_prefix_once=*/true);
+  const auto plain = scene.Capture(4);
   const auto first = Readers(&scene, 1000);
   const auto second = Readers(&scene, 2000);
-  for (int i = 0; i < 30; ++i) {
+  const auto alone = Prefilled(&scene, {70, 250});
+  const auto replay = [&](const std::vector<Member>& members, bool is_shared, int step) {
+    StepGraph* const graph = step % 3 == 2 ? plain.get() : once.get();
+    ASSERT_NO_FATAL_FAILURE(scene.Replay(members, graph));
+    EXPECT_EQ(scene.batch().shares_prefix(), is_shared);
+  };
+  for (int i = 0; i < 70; ++i) {
+    SCOPED_TRACE(testing::Message() << "step " << i);
     std::vector<Member> members = Decoding(i % 10 < 5 ? first : second);
     members.resize(1 + static_cast<size_t>(i % 3));
-    ASSERT_NO_FATAL_FAILURE(scene.Replay(members, graph.get(), /*shares_prefix=*/true));
+    ASSERT_NO_FATAL_FAILURE(replay(members, members.size() > 1, i));
+    if (i % 7 == 0) {
+      ASSERT_NO_FATAL_FAILURE(replay({{first[0].get(), 1}, {second[0].get(), 1}}, false, i));
+      ASSERT_NO_FATAL_FAILURE(replay({{first[1].get(), 1}, {alone[1].get(), 1}}, false, i));
+      ASSERT_NO_FATAL_FAILURE(replay(Decoding(alone), false, i));
+    }
   }
-}
-
-TEST_F(GpuSharedPrefixTest, MembersThatDoNotShareAreRefusedByName) {
-  GpuScene scene(SharedOptions());
-  const auto first = Readers(&scene, 1000);
-  const auto second = Readers(&scene, 2000);
-  const auto alone = Prefilled(&scene, {70});
-  const auto refuse = [&](const std::vector<Member>& members, const char* words) {
-    const absl::Status status = scene.Begin(members, /*is_replayed=*/false, /*shares_prefix=*/true);
-    EXPECT_FALSE(status.ok());
-    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
-  };
-  refuse({{first[0].get(), 1}, {second[0].get(), 1}}, "member 1: it has adopted another prefix");
-  refuse({{alone[0].get(), 1}}, "member 0: it has adopted no prefix");
-  refuse({{first[0].get(), 1}, {first[1].get(), 2}}, "member 1: it brings 2 tokens");
-  ASSERT_NO_FATAL_FAILURE(scene.Step(first[0].get(), 1));
+  EXPECT_TRUE(scene.batch().TakeProblem(scene.stream()).ok());
 }
 
 }  // namespace

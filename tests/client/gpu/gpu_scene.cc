@@ -184,14 +184,15 @@ std::vector<float> GpuScene::Rows(
 }
 
 absl::Status GpuScene::Begin(std::span<const Member> members,
-                             bool is_replayed,
-                             bool shares_prefix) {
+                             uint32_t replayed_rows,
+                             bool reads_prefix_once) {
   std::vector<GpuBatch::Member> of_batch;
   for (const Member& member : members) {
     of_batch.push_back({member.live->gpu.get(), member.num_tokens});
   }
   return batch_->BeginStep(
-      {.members = of_batch, .is_replayed = is_replayed, .shares_prefix = shares_prefix}, stream());
+      {.members = of_batch, .replayed_rows = replayed_rows, .reads_prefix_once = reads_prefix_once},
+      stream());
 }
 
 void GpuScene::EnqueueRows(std::span<const Member> members) {
@@ -232,15 +233,17 @@ void GpuScene::EnqueueLayers() {
   }
 }
 
-std::unique_ptr<StepGraph> GpuScene::Capture(uint32_t num_rows, bool shares_prefix) {
-  return StepGraph::Capture([&](GpuStream captured) {
+std::unique_ptr<StepGraph> GpuScene::Capture(uint32_t num_rows, bool reads_prefix_once) {
+  auto graph = StepGraph::Capture([&](GpuStream captured) {
     for (uint32_t layer = 0; layer < geometry_.num_layers; ++layer) {
       const absl::Status status =
-          shares_prefix ? batch_->DecodeSharedLayer(layer, num_rows, RowsOf(layer), captured)
-                        : batch_->DecodeLayer(layer, num_rows, RowsOf(layer), captured);
+          reads_prefix_once ? batch_->DecodeSharedLayer(layer, num_rows, RowsOf(layer), captured)
+                            : batch_->DecodeLayer(layer, num_rows, RowsOf(layer), captured);
       ASSERT_TRUE(status.ok()) << status;
     }
   });
+  graph->num_rows = num_rows;
+  return graph;
 }
 
 void GpuScene::EnqueueDownload(Outputs* outputs, uint32_t num_tokens) {
@@ -338,16 +341,17 @@ uint32_t CountTokens(std::span<const GpuScene::Member> members) {
 
 }  // namespace
 
-void GpuScene::Step(std::span<const Member> members, bool shares_prefix) {
-  Run(members, nullptr, shares_prefix);
+void GpuScene::Step(std::span<const Member> members, bool reads_prefix_once) {
+  Run(members, nullptr, reads_prefix_once);
 }
 
-void GpuScene::Replay(std::span<const Member> members, StepGraph* graph, bool shares_prefix) {
-  Run(members, graph, shares_prefix);
+void GpuScene::Replay(std::span<const Member> members, StepGraph* graph) {
+  Run(members, graph, /*reads_prefix_once=*/false);
 }
 
-void GpuScene::Run(std::span<const Member> members, StepGraph* graph, bool shares_prefix) {
-  const absl::Status begun = Begin(members, /*is_replayed=*/graph != nullptr, shares_prefix);
+void GpuScene::Run(std::span<const Member> members, StepGraph* graph, bool reads_prefix_once) {
+  const absl::Status begun =
+      Begin(members, graph == nullptr ? 0 : graph->num_rows, reads_prefix_once);
   ASSERT_TRUE(begun.ok()) << begun;
   EnqueueRows(members);
   if (graph == nullptr) {

@@ -110,11 +110,11 @@ class GpuScene {
   std::unique_ptr<GpuSequence> NewSequence(uint32_t max_tokens = kMaxTokens) const;
 
   // One step of all members, on both sides; expects equal outputs.
-  void Step(std::span<const Member> members, bool shares_prefix = false);
+  void Step(std::span<const Member> members, bool reads_prefix_once = false);
   void Step(Live* live, uint32_t num_tokens) { Step(std::vector<Member>{{live, num_tokens}}); }
   // The layers of a decode step of `num_rows` rows, to be launched by Replay.
-  std::unique_ptr<StepGraph> Capture(uint32_t num_rows, bool shares_prefix = false);
-  void Replay(std::span<const Member> members, StepGraph* graph, bool shares_prefix = false);
+  std::unique_ptr<StepGraph> Capture(uint32_t num_rows, bool reads_prefix_once = false);
+  void Replay(std::span<const Member> members, StepGraph* graph);
 
   // The parts of Step. Rows of one step are on the device at a time, outputs in a host buffer of
   // the caller's.
@@ -122,8 +122,8 @@ class GpuScene {
     std::vector<std::vector<std::byte>> layers;  // [layer] of [token, query head, dim].
   };
   absl::Status Begin(std::span<const Member> members,
-                     bool is_replayed = false,
-                     bool shares_prefix = false);
+                     uint32_t replayed_rows = 0,
+                     bool reads_prefix_once = false);
   void EnqueueRows(std::span<const Member> members);
   void EnqueueLayers();
   void EnqueueDownload(Outputs* outputs, uint32_t num_tokens);
@@ -148,7 +148,7 @@ class GpuScene {
   enum class Kind : uint8_t { kQuery, kKey, kValue };
 
   // With a graph or without.
-  void Run(std::span<const Member> members, StepGraph* graph, bool shares_prefix);
+  void Run(std::span<const Member> members, StepGraph* graph, bool reads_prefix_once);
   GpuBatch::LayerRows RowsOf(uint32_t layer) const;
   uint32_t NumHeads(Kind kind) const;
   size_t TokenBytes() const;

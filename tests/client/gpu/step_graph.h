@@ -4,6 +4,7 @@
 // (fake_gpu.cc) the list of what was enqueued.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -15,6 +16,8 @@ class StepGraph {
  public:
   virtual ~StepGraph() = default;
   virtual void Launch(GpuStream stream) = 0;
+
+  uint32_t num_rows = 0;  // Of a GpuBatch that it was captured with.
 
   // What `enqueue` puts on the stream that it is given, instead of doing it.
   static std::unique_ptr<StepGraph> Capture(const std::function<void(GpuStream)>& enqueue);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -24,8 +25,13 @@ constexpr StepTables::Shape kShape{
 struct Twin {
   uint64_t id = 0;
   uint32_t length = 0;
+  std::vector<const std::byte*> adopted;  // The same pages as `history`, and the first of them.
   std::vector<const std::byte*> history;
   std::vector<const std::byte*> windows;
+
+  std::span<const std::byte* const> own() const {
+    return std::span(history).subspan(adopted.size());
+  }
 };
 
 class StepTablesTest : public testing::Test {
@@ -44,13 +50,14 @@ class StepTablesTest : public testing::Test {
     return bytes;
   }
   // A sequence of `length` tokens of which `history_pages` are in history.
-  Twin NewTwin(uint32_t length, uint32_t history_pages) {
+  Twin NewTwin(uint32_t length, uint32_t history_pages, uint32_t adopted_pages = 0) {
     Twin twin;
     twin.id = ++last_id_;
     twin.length = length;
     for (uint32_t i = 0; i < history_pages; ++i) {
       twin.history.push_back(NextPage());
     }
+    twin.adopted.assign(twin.history.begin(), twin.history.begin() + adopted_pages);
     return twin;
   }
   const std::byte* NextPage() { return &pages_[next_page_++ % pages_.size()]; }
@@ -64,7 +71,8 @@ class StepTablesTest : public testing::Test {
                  .length = twin->length,
                  .num_tokens = num_tokens,
                  .num_pages = num_pages,
-                 .history = twin->history,
+                 .adopted_history = twin->adopted,
+                 .own_history = twin->own(),
                  .windows = twin->windows});
   }
   void ExpectRow(uint32_t row, const Twin& twin, uint32_t num_tokens, uint32_t first_token) const {
@@ -73,7 +81,11 @@ class StepTablesTest : public testing::Test {
     EXPECT_EQ(Device<uint32_t>(StepTables::window_tokens_offset())[row],
               twin.length + num_tokens - history_tokens);
     const auto* history = Device<const std::byte*>(tables_.history_offset(row));
-    EXPECT_TRUE(std::equal(twin.history.begin(), twin.history.end(), history)) << "row " << row;
+    EXPECT_TRUE(std::equal(twin.own().begin(), twin.own().end(), history)) << "row " << row;
+    EXPECT_TRUE(
+        std::is_permutation(twin.adopted.begin(), twin.adopted.end(), history + twin.own().size()))
+        << "row " << row;
+    EXPECT_EQ(Device<uint32_t>(tables_.own_pages_offset())[row], twin.history.size());
     const auto* windows = Device<const std::byte*>(tables_.windows_offset(row));
     EXPECT_TRUE(std::equal(twin.windows.begin(), twin.windows.end(), windows)) << "row " << row;
     for (uint32_t i = 0; i < num_tokens; ++i) {
@@ -122,38 +134,49 @@ TEST_F(StepTablesTest, RowsWithoutASequenceArePadding) {
   }
 }
 
-TEST_F(StepTablesTest, PrefixIsCopiedWhenItIsAnotherAndRowsWhenTheyBeginAfterIt) {
-  Twin whole = NewTwin(64 * 20 + 5, 16);
-  const std::vector<const std::byte*> prefix(whole.history.begin(), whole.history.begin() + 10);
-  const std::vector<const std::byte*> own(whole.history.begin() + 10, whole.history.end());
-  const std::vector<const std::byte*> other(10, NextPage());
-  whole.windows.assign(5, NextPage());
-  const auto step = [&](std::span<const std::byte* const> shared) {
-    tables_.Begin(shared);
-    tables_.Add({.sequence_id = whole.id,
-                 .length = whole.length,
-                 .num_tokens = 1,
-                 .num_pages = 21,
-                 .history = std::span(whole.history).subspan(shared.size()),
-                 .windows = whole.windows});
-    return (Copy() - tables_.windows_offset(1)) / sizeof(void*);
+TEST_F(StepTablesTest, OwnPageTakesThePlaceOfAnAdoptedOneThatGoesToTheEnd) {
+  Twin twin = NewTwin(64 * 20 + 5, 16, 10);
+  const size_t fixed = tables_.windows_offset(1);
+  const auto step = [&] {
+    tables_.Begin();
+    Add(&twin, 1);
+    const size_t bytes = Copy() - fixed;
+    ExpectRow(0, twin, 1, 0);
+    return bytes / sizeof(void*);
   };
-  EXPECT_EQ(step({}), 16u);
-  EXPECT_EQ(step(prefix), 10u + 6u);
-  EXPECT_EQ(*Device<uint32_t>(tables_.prefix_pages_offset()), 10u);
-  EXPECT_TRUE(
-      std::equal(prefix.begin(), prefix.end(), Device<const std::byte*>(tables_.prefix_offset())));
-  EXPECT_EQ(Device<uint32_t>(tables_.history_pages_offset())[0], 6u);
-  EXPECT_TRUE(
-      std::equal(own.begin(), own.end(), Device<const std::byte*>(tables_.history_offset(0))));
-  EXPECT_EQ(Device<uint32_t>(StepTables::window_tokens_offset())[0], 5 * 64 - 64 + 6u);
-  EXPECT_EQ(step(prefix), 0u);
-  EXPECT_EQ(step(std::span(prefix).first(7)), 9u) << "the prefix itself is there already";
-  EXPECT_EQ(step(other), 10u + 6u);
-  EXPECT_EQ(step({}), 16u);
-  EXPECT_EQ(*Device<uint32_t>(tables_.prefix_pages_offset()), 0u);
+  EXPECT_EQ(step(), 16u);
+  EXPECT_EQ(step(), 0u);
+  twin.history.push_back(NextPage());
+  EXPECT_EQ(step(), 2u);
+  for (int i = 0; i < 12; ++i) {  // More than were adopted, at once.
+    twin.length += kPageTokens;
+    twin.history.push_back(NextPage());
+  }
+  EXPECT_EQ(step(), 12u + 10u);
+}
+
+TEST_F(StepTablesTest, RowsOfOnePrefixSayHowManyPagesAreTheirOwn) {
+  Twin twin = NewTwin(64 * 20 + 5, 16, 10);
+  const std::vector<const std::byte*> other(10, NextPage());
+  const size_t fixed = tables_.windows_offset(1);
+  const auto step = [&](std::span<const std::byte* const> prefix, uint32_t own_pages) {
+    tables_.Begin(prefix);
+    Add(&twin, 1);
+    const size_t bytes = Copy() - fixed;
+    EXPECT_EQ(*Device<uint32_t>(tables_.prefix_pages_offset()), prefix.size());
+    EXPECT_TRUE(std::equal(prefix.begin(), prefix.end(),
+                           Device<const std::byte*>(tables_.prefix_offset())));
+    EXPECT_EQ(Device<uint32_t>(tables_.own_pages_offset())[0], own_pages);
+    EXPECT_EQ(Device<uint32_t>(tables_.history_pages_offset())[0], 16u);
+    return bytes / sizeof(void*);
+  };
+  EXPECT_EQ(step({}, 16), 16u);
+  EXPECT_EQ(step(twin.adopted, 6), 10u) << "the prefix alone; the row is there";
+  EXPECT_EQ(step(twin.adopted, 6), 0u);
+  EXPECT_EQ(step({}, 16), 0u);
+  EXPECT_EQ(step(other, 6), 10u);
   tables_.Forget();
-  EXPECT_EQ(step(other), 16u);
+  EXPECT_EQ(step(other, 6), 10u + 16u);
 }
 
 TEST_F(StepTablesTest, AnyStepsOfAnyMembersGiveWhatTheTwinHas) {
@@ -164,8 +187,8 @@ TEST_F(StepTablesTest, AnyStepsOfAnyMembersGiveWhatTheTwinHas) {
     for (int step = 0; step < 100; ++step) {
       while (twins.size() < 7) {
         const auto pages = static_cast<uint32_t>(random() % 20);
-        const Twin twin =
-            NewTwin(pages * kPageTokens + static_cast<uint32_t>(random() % 200), pages);
+        const Twin twin = NewTwin(pages * kPageTokens + static_cast<uint32_t>(random() % 200),
+                                  pages, static_cast<uint32_t>(random() % (pages + 1)));
         twins[twin.id] = twin;
       }
       std::vector<uint64_t> members;
