@@ -55,8 +55,8 @@ class GpuBatch {
     // may then begin to read while append_rows runs. Steps that are not captured know.
     bool captures_long_history = false;
   };
-  // Between 32K, where it was measured to cost, and 100K, where it pays: docs/decisions/0117.
-  static constexpr uint64_t kLongHistoryTokens = 98'304;
+  // From where on it was measured to pay: docs/decisions/0117.
+  static constexpr uint64_t kLongHistoryTokens = 32'768;
 
   // INVALID_ARGUMENT names the option, its value and the limit. RESOURCE_EXHAUSTED: no memory for
   // its tables and buffers, with the bytes.
@@ -105,11 +105,11 @@ class GpuBatch {
                            uint32_t num_rows,
                            const LayerRows& rows,
                            GpuStream stream);
-  // The same in another form: where shares_prefix(), the history that they have adopted
-  // is read once for all of them, which for 32 sequences on 100,000 tokens takes less than half of
-  // the time. It is right for any step, and slower where they do not. Outputs differ by up to 1e-3
-  // of the largest |v| (crumb/cuda/shared_decode.h); those of padding mean nothing. UNIMPLEMENTED:
-  // the device is not of compute capability 9.0.
+  // The same in another form: where shares_prefix(), the history that the members have adopted is
+  // read once for all of them, which for 32 sequences on 100,000 tokens takes less than half of the
+  // time. It is right for any step, and slower where they share nothing. Outputs differ by up to
+  // 1e-3 of the largest |v| (crumb/cuda/shared_decode.h); those of padding mean nothing.
+  // UNIMPLEMENTED: the device is not of compute capability 9.0.
   absl::Status DecodeSharedLayer(uint32_t layer,
                                  uint32_t num_rows,
                                  const LayerRows& rows,
@@ -128,7 +128,8 @@ class GpuBatch {
   void AbandonStep();
 
   // GpuSequence::Validate for all members of the step begun last, each prefix once; they must still
-  // be there. The error of the first that fails, naming it; ask the sequences for the others.
+  // be there. The error of the first that fails, naming it; ask the sequences for the others. An
+  // engine that is a step ahead asks the sequences of the step that has ended, by their own.
   absl::Status Validate() const;
 
   // What launches found wrong in the tables, which is a fault of this library or of who wrote to
