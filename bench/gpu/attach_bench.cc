@@ -177,6 +177,34 @@ void MeasureUploads(const std::string& address,
   Check(cudaStreamDestroy(stream));
 }
 
+// The first check of the bytes of a prefix in host memory: on the host, and on the GPU that it was
+// copied to.
+void MeasureChecks(const std::string& address,
+                   const std::shared_ptr<const Profile>& profile,
+                   std::span<const uint32_t> prompt) {
+  Times on_host;
+  Times on_gpu;
+  size_t bytes = 0;
+  for (int round = 0; round < 3; ++round) {
+    const auto by_host = NewClient(address, profile, /*verifies=*/true);
+    const auto read_there = Must(by_host->Lookup(prompt, {.timeout = absl::Seconds(10)}));
+    const absl::Time began = Now();
+    Must(read_there->Validate());
+    on_host.ms.push_back(MsSince(began));
+
+    const auto by_gpu = NewClient(address, profile, /*verifies=*/true);
+    const auto prefix = Must(by_gpu->Lookup(prompt, {.timeout = absl::Seconds(10)}));
+    const auto upload = Must(prefix->UploadToGpu({}));
+    Check(cudaDeviceSynchronize());
+    const absl::Time copied = Now();
+    Must(upload->Validate());
+    on_gpu.ms.push_back(MsSince(copied));
+    bytes = upload->copied_bytes();
+  }
+  Print("validate", "on the host, one core", std::move(on_host), bytes);
+  Print("validate", "on the GPU, after an upload", std::move(on_gpu), bytes);
+}
+
 // Two-bit pages as an engine made them, step by step.
 void PublishAll(const std::string& address,
                 const std::shared_ptr<const Profile>& profile,
@@ -236,6 +264,7 @@ void Run(const std::string& gpu_chunk) {
     timed(&on_host, [&] { return Must(other->Lookup(prompt, {.timeout = absl::Seconds(10)})); });
   }
   MeasureUploads(daemon->address(), profile, prompt);
+  MeasureChecks(daemon->address(), profile, prompt);
   const std::string chunks = "chunks of " + gpu_chunk;
   Print("attach", "a new engine's session", std::move(attach), 0);
   Print("lookup_on_gpu", chunks + ", a new engine's first", std::move(cold), 0);

@@ -48,11 +48,12 @@ inline std::vector<uint32_t> Prompt(uint32_t num_pages, uint32_t seed = 0) {
 }
 
 inline std::unique_ptr<Client> NewClient(const std::string& address,
-                                         const std::shared_ptr<const Profile>& profile) {
+                                         const std::shared_ptr<const Profile>& profile,
+                                         bool verifies = false) {
   auto client = Must(Client::Create({.address = address,
                                      .profile = profile,
                                      .data_plane = DataPlane::kMap,
-                                     .verify_mapped_pages = false,
+                                     .verify_mapped_pages = verifies,
                                      .gpu = 0}));
   Must(client->WaitAttached(absl::Seconds(30)));
   return client;

@@ -94,25 +94,35 @@ size_t Publisher::CountFitting(std::span<const PlannedPage> plan, size_t max_byt
   return count;
 }
 
+std::vector<size_t> Publisher::Cuts(std::span<const PlannedPage> plan) const {
+  std::vector<size_t> cuts;
+  for (size_t count = CountFitting(plan, options_.max_step_bytes); count < plan.size();
+       count = CountFitting(plan, options_.max_step_bytes)) {
+    cuts.push_back((size_t{plan[count - 1].page.value()} + 1) * kPageTokens);
+    plan = plan.subspan(count);
+  }
+  return cuts;
+}
+
 absl::StatusOr<PublishResult> Publisher::Run(const std::string& context_key,
                                              std::span<const uint32_t> tokens,
                                              absl::Time deadline) {
-  std::span<const uint32_t> next = tokens;
-  for (;;) {
-    CRUMB_ASSIGN_OR_RETURN(const size_t fitting, Step(context_key, next, deadline));
-    if (fitting < next.size()) {
-      next = next.first(fitting);
-    } else if (next.size() < tokens.size()) {
-      next = tokens;
+  std::vector<size_t> ends = {tokens.size()};  // Of what is to be published; the next is the last.
+  while (!ends.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(const std::vector<size_t> cuts,
+                           Step(context_key, tokens.first(ends.back()), deadline));
+    if (cuts.empty()) {
+      ends.pop_back();
     } else {
-      return result_;
+      ends.insert(ends.end(), cuts.rbegin(), cuts.rend());
     }
   }
+  return result_;
 }
 
-absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
-                                       std::span<const uint32_t> tokens,
-                                       absl::Time deadline) {
+absl::StatusOr<std::vector<size_t>> Publisher::Step(const std::string& context_key,
+                                                    std::span<const uint32_t> tokens,
+                                                    absl::Time deadline) {
   ControlPlane& control = session_->control();
   CRUMB_ASSIGN_OR_RETURN(const MissingPages missing,
                          control.BeginPublish(context_key, tokens, deadline));
@@ -122,12 +132,12 @@ absl::StatusOr<size_t> Publisher::Step(const std::string& context_key,
   };
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan,
                          PlanPublish(missing, pages_, session_->info().profile->windows()));
-  if (const size_t fitting = CountFitting(plan, options_.max_step_bytes); fitting < plan.size()) {
-    return (size_t{plan[fitting - 1].page.value()} + 1) * kPageTokens;
+  if (std::vector<size_t> cuts = Cuts(plan); !cuts.empty()) {
+    return cuts;
   }
   CRUMB_RETURN_IF_ERROR(HandOver(missing.publish, plan, deadline));
   std::move(abort).Cancel();
-  return tokens.size();
+  return std::vector<size_t>();
 }
 
 absl::Status Publisher::HandOver(PublishId publish,

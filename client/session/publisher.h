@@ -62,11 +62,13 @@ class Publisher {
  private:
   // How many of the first pages fit into so many bytes; at least one of any.
   size_t CountFitting(std::span<const PlannedPage> plan, size_t max_bytes) const;
-  // Publishes `tokens` if that fits into one step, and returns their number; otherwise the smaller
-  // number that would fit, with nothing published.
-  absl::StatusOr<size_t> Step(const std::string& context_key,
-                              std::span<const uint32_t> tokens,
-                              absl::Time deadline);
+  // Where to end the steps before the last, in tokens; none if all fits into one.
+  std::vector<size_t> Cuts(std::span<const PlannedPage> plan) const;
+  // Publishes `tokens` if that fits into one step, and returns nothing; otherwise publishes
+  // nothing, and returns Cuts.
+  absl::StatusOr<std::vector<size_t>> Step(const std::string& context_key,
+                                           std::span<const uint32_t> tokens,
+                                           absl::Time deadline);
   absl::Status HandOver(PublishId publish,
                         const std::vector<PlannedPage>& plan,
                         absl::Time deadline);

@@ -151,6 +151,7 @@ TEST_F(PublishStepsTest, WhatDoesNotFitIntoOneStepGoesPrefixByPrefix) {
   }
   EXPECT_EQ(control_->begun_.size(), control_->commits_.size() + control_->aborted_.size())
       << "every publish that was begun was ended";
+  EXPECT_THAT(control_->aborted_, ElementsAre(1u)) << "the whole is asked for once";
 }
 
 TEST_F(PublishStepsTest, StepOfOnePageIsTakenHoweverLargeThePage) {
