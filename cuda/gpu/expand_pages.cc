@@ -16,7 +16,9 @@ absl::Status ExpandPages(const ExpandPagesParams& params, GpuStream stream) {
   const gpu::LaunchExpandPages launch = params.heads.head_dim == 64    ? gpu::LaunchExpandPages64
                                         : params.heads.head_dim == 128 ? gpu::LaunchExpandPages128
                                                                        : gpu::LaunchExpandPages256;
-  return gpu::CudaStatus(launch(params, device.num_multiprocessors, stream), "launching expansion");
+  return gpu::CudaStatus(
+      launch(params, /*has_warpgroups=*/device.major == 9, device.num_multiprocessors, stream),
+      "launching expansion");
 }
 
 absl::Status TakeExpandPagesProblem(const ExpandPagesParams& params, GpuStream stream) {

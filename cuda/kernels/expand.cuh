@@ -52,6 +52,97 @@ struct ExpandShared {
   std::byte* targets[kPageTokens];  // Of the rows; null: not to be written.
 };
 
+// What is expanded at a time: the K or V of one page, layer and head.
+class ExpandUnit {
+ public:
+  uint32_t page;
+  bool is_value;
+  uint32_t head;   // Counted from params.first_head.
+  uint32_t layer;  // Counted from params.first_layer.
+
+  // Unit `index` of a launch.
+  __device__ __forceinline__ ExpandUnit(const ExpandPagesParams& params, uint32_t index)
+      : num_pages_((params.num_tokens + kPageTokens - 1) / kPageTokens) {
+    page = index % num_pages_;
+    pair_ = index / num_pages_;
+    Split(params);
+  }
+  // The next one; whether it has the same matrix.
+  __device__ __forceinline__ bool Advance(const ExpandPagesParams& params) {
+    if (++page < num_pages_) {
+      return true;
+    }
+    page = 0;
+    ++pair_;
+    Split(params);
+    return false;
+  }
+
+  __device__ __forceinline__ const std::byte* block(const ExpandPagesParams& params) const {
+    const ConstDeviceBlocks& from = params.int2;
+    return from.pages[page] + from.offset + layer * from.layer_stride + head * from.head_stride;
+  }
+  // The parameters of its head, of `layout.bytes()`.
+  __device__ __forceinline__ const std::byte* record(const ExpandPagesParams& params,
+                                                     const HeadRecord& layout) const {
+    return params.heads.records + (size_t{params.first_layer + layer} * params.heads.num_kv_heads +
+                                   params.first_head + head) *
+                                      layout.bytes();
+  }
+  // Where a row of it goes; null: nowhere, and counted if its block is not there.
+  __device__ __forceinline__ std::byte* TargetOf(const ExpandPagesParams& params,
+                                                 uint32_t row) const {
+    const uint32_t token = page * kPageTokens + row;
+    if (token >= params.num_tokens) {
+      return nullptr;
+    }
+    const DevicePagedRows& to = is_value ? params.values : params.keys;
+    const uint32_t position = params.first_position + token;
+    const int32_t block = params.block_table[position / params.block_tokens];
+    if (block < 0 || static_cast<uint32_t>(block) >= params.num_blocks) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(params.rows_left_out), 1ull);
+      return nullptr;
+    }
+    return to.layers[layer] + to.offset + static_cast<size_t>(block) * to.block_stride +
+           position % params.block_tokens * to.token_stride + head * to.head_stride;
+  }
+
+ private:
+  __device__ __forceinline__ void Split(const ExpandPagesParams& params) {
+    is_value = pair_ % 2 != 0;
+    head = pair_ / 2 % params.num_heads;
+    layer = pair_ / 2 / params.num_heads;
+  }
+
+  uint32_t num_pages_;
+  uint32_t pair_;  // Of K and V, heads, layers: K's or V's pages of one head.
+};
+
+// Starts to copy a unit's codes and meta to `to`.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void LoadPartAsync(std::byte* to,
+                                              const ExpandPagesParams& params,
+                                              const ExpandUnit& unit) {
+  constexpr Int2HeadBlock kFormat{kDim, kDim};
+  constexpr int kCodeChunks = static_cast<int>(kFormat.key_codes_bytes() / 16);
+  constexpr int kChunks = kCodeChunks + static_cast<int>(kFormat.meta_bytes() / 16);
+  const std::byte* block = unit.block(params);
+  const std::byte* codes =
+      block + (unit.is_value ? kFormat.value_codes_offset() : kFormat.key_codes_offset());
+  const std::byte* meta =
+      block + (unit.is_value ? kFormat.value_meta_offset() : kFormat.key_meta_offset());
+  for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += kThreads) {
+    CopyAsync16(to + i * 16, i < kCodeChunks ? codes + i * 16 : meta + (i - kCodeChunks) * 16);
+  }
+  CommitCopies();
+}
+
+// Scale and minimum of a token.
+__device__ __forceinline__ float2 MetaOf(const std::byte* meta, int token) {
+  return __half22float2(reinterpret_cast<const __half2*>(
+      meta)[Int2HeadBlock::MetaIndex(static_cast<uint32_t>(token))]);
+}
+
 // c += A x B with A[16 x 32] of unsigned and B[32 x 8] of signed bytes is MmaU8S8 (ptx.cuh).
 template <int kDim, int kWarps>
 struct UnrotationColumns {
@@ -91,27 +182,30 @@ class ExpandBlock {
       : params_(params),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        pages_((params.num_tokens + kPageTokens - 1) / kPageTokens) {}
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void Run(uint32_t begin, uint32_t end) {
-    if (begin < end) {
-      LoadUnit(begin, 0);
+    if (begin == end) {
+      return;
     }
-    uint32_t pair = ~0u;
+    ExpandUnit unit(params_, begin);
+    LoadPartAsync<kDim, kThreads>(shared_.parts[0], params_, unit);
+    bool same_head = false;
     for (uint32_t index = begin; index < end; ++index) {
-      const Unit unit(*this, index);
-      if (index / pages_ != pair) {
-        pair = index / pages_;
+      if (!same_head) {
         TakeHead(unit);
       }
       WaitForCopies<0>();
       __syncthreads();
-      if (index + 1 < end) {
-        LoadUnit(index + 1, (index + 1 - begin) % 2);
-      }
-      FindTargets(unit);
+      ExpandUnit next = unit;
+      same_head = next.Advance(params_);
       const std::byte* part = shared_.parts[(index - begin) % 2];
+      if (index + 1 < end) {
+        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2], params_, next);
+      }
+      if (threadIdx.x < kPageTokens) {
+        shared_.targets[threadIdx.x] = unit.TargetOf(params_, threadIdx.x);
+      }
       if constexpr (kRotatesBack) {
         Unpack(part, unit.is_value);
         __syncthreads();
@@ -123,78 +217,21 @@ class ExpandBlock {
       }
       __syncthreads();
       StoreRows();
+      unit = next;
     }
   }
 
  private:
-  struct Unit {
-    uint32_t page;
-    bool is_value;
-    uint32_t head;
-    uint32_t layer;
-    __device__ __forceinline__ Unit(const ExpandBlock& block, uint32_t index)
-        : page(index % block.pages_) {
-      const uint32_t pair = index / block.pages_;
-      is_value = pair % 2 != 0;
-      head = pair / 2 % block.params_.num_heads;
-      layer = pair / 2 / block.params_.num_heads;
-    }
-  };
-
-  __device__ __forceinline__ void LoadUnit(uint32_t index, uint32_t which) {
-    const Unit unit(*this, index);
-    const ConstDeviceBlocks& from = params_.int2;
-    const std::byte* block = from.pages[unit.page] + from.offset + unit.layer * from.layer_stride +
-                             unit.head * from.head_stride;
-    const std::byte* codes = block + (unit.is_value ? Shared::kFormat.value_codes_offset()
-                                                    : Shared::kFormat.key_codes_offset());
-    const std::byte* meta = block + (unit.is_value ? Shared::kFormat.value_meta_offset()
-                                                   : Shared::kFormat.key_meta_offset());
-    std::byte* to = shared_.parts[which];
-    constexpr int kCodeChunks = Shared::kCodesBytes / 16;
-    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(Shared::kPartBytes / 16);
-         i += kThreads) {
-      CopyAsync16(to + i * 16, i < kCodeChunks ? codes + i * 16 : meta + (i - kCodeChunks) * 16);
-    }
-    CommitCopies();
-  }
-
-  __device__ __forceinline__ void TakeHead(const Unit& unit) {
-    const DeviceHeads& heads = params_.heads;
-    const HeadRecord layout{kDim, heads.is_aware, heads.is_tilted};
-    const std::byte* record =
-        heads.records + (size_t{params_.first_layer + unit.layer} * heads.num_kv_heads +
-                         params_.first_head + unit.head) *
-                            layout.bytes();
+  __device__ __forceinline__ void TakeHead(const ExpandUnit& unit) {
     if constexpr (kRotatesBack) {
+      const HeadRecord layout{kDim, params_.heads.is_aware, params_.heads.is_tilted};
+      const std::byte* record = unit.record(params_, layout);
       columns_.Load(record, layout, unit.is_value, warp_, lane_);
       const auto* scalars = reinterpret_cast<const HeadScalars*>(record + layout.scalars());
       unit_ = scalars->digit_unit[unit.is_value ? 1 : 0];
       sums_ = reinterpret_cast<const float*>(record + layout.row_sums(unit.is_value));
       mean_ = reinterpret_cast<const float*>(record + layout.mean(unit.is_value));
     }
-  }
-
-  // Where each row of the unit goes.
-  __device__ __forceinline__ void FindTargets(const Unit& unit) {
-    const uint32_t row = threadIdx.x;
-    if (row >= kPageTokens) {
-      return;
-    }
-    const uint32_t token = unit.page * kPageTokens + row;
-    std::byte* target = nullptr;
-    if (token < params_.num_tokens) {
-      const DevicePagedRows& to = unit.is_value ? params_.values : params_.keys;
-      const uint32_t position = params_.first_position + token;
-      const int32_t block = params_.block_table[position / params_.block_tokens];
-      if (block >= 0 && static_cast<uint32_t>(block) < params_.num_blocks) {
-        target = to.layers[unit.layer] + to.offset + static_cast<size_t>(block) * to.block_stride +
-                 position % params_.block_tokens * to.token_stride + unit.head * to.head_stride;
-      } else {
-        atomicAdd(reinterpret_cast<unsigned long long*>(params_.rows_left_out), 1ull);
-      }
-    }
-    shared_.targets[row] = target;
   }
 
   // As stored, to rows; else codes to a byte each.
@@ -216,11 +253,6 @@ class ExpandBlock {
         UnpackKeyVector<kDim>(reinterpret_cast<const uint4*>(part), i, store);
       }
     }
-  }
-
-  __device__ __forceinline__ static float2 MetaOf(const std::byte* meta, int token) {
-    return __half22float2(reinterpret_cast<const __half2*>(
-        meta)[Int2HeadBlock::MetaIndex(static_cast<uint32_t>(token))]);
   }
 
   // Stored space: code * scale + min of every code.
@@ -298,7 +330,6 @@ class ExpandBlock {
   Shared& shared_;
   const int warp_;
   const int lane_;
-  const uint32_t pages_;
   UnrotationColumns<kDim, kWarps> columns_;
   float unit_ = 0;
   const float* sums_ = nullptr;

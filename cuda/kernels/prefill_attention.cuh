@@ -240,30 +240,11 @@ class PrefillBlock {
   }
 
   __device__ __forceinline__ void StoreOutputs() {
-    const int t = lane_ % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = state_.sum[half];
-      float offset = state_.offset[half];
-#pragma unroll
-      for (int step = 1; step < 4; step *= 2) {
-        sum += __shfl_xor_sync(kFullWarp, sum, step);
-        offset += __shfl_xor_sync(kFullWarp, offset, step);
-      }
-      if (!has_row_[half]) {
-        continue;
-      }
-      const float inverse = 1 / sum;  // A query sees itself at least.
-      const size_t row = RowOffset(half);
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        StoreOutputPair(params_, row * kDim + 8 * n + 2 * t,
-                        (state_.outputs[n][2 * half] + offset) * inverse,
-                        (state_.outputs[n][2 * half + 1] + offset) * inverse);
-      }
-      if (params_.lse != nullptr && t == 0) {
-        params_.lse[row] = (state_.max[half] + log2f(sum)) * 0.6931471805599453f;
-      }
+      StoreOutputRow<kDim>(params_, RowOffset(half), has_row_[half], state_.max[half],
+                           state_.sum[half], state_.offset[half], lane_,
+                           [&](int n, int i) { return state_.outputs[n][2 * half + i]; });
     }
   }
 

@@ -299,30 +299,11 @@ class PrefillGroup {
   }
 
   __device__ __forceinline__ void StoreOutputs() {
-    const int t = lane_ % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half];
-      float offset = offset_[half];
-#pragma unroll
-      for (int step = 1; step < 4; step *= 2) {
-        sum += __shfl_xor_sync(kFullWarp, sum, step);
-        offset += __shfl_xor_sync(kFullWarp, offset, step);
-      }
-      if (!has_row_[half]) {
-        continue;
-      }
-      const float inverse = 1 / sum;  // A query sees itself at least.
-      const size_t row = RowIndex(half);
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        StoreOutputPair(params_, row * kDim + 8 * n + 2 * t,
-                        (outputs_[4 * n + 2 * half] + offset) * inverse,
-                        (outputs_[4 * n + 2 * half + 1] + offset) * inverse);
-      }
-      if (params_.lse != nullptr && t == 0) {
-        params_.lse[row] = (base_[half] + log2f(sum)) * 0.6931471805599453f;
-      }
+      StoreOutputRow<kDim>(params_, RowIndex(half), has_row_[half], base_[half], sum_[half],
+                           offset_[half], lane_,
+                           [&](int n, int i) { return outputs_[4 * n + 2 * half + i]; });
     }
   }
 

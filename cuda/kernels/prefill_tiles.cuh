@@ -111,4 +111,37 @@ __device__ __forceinline__ void StoreOutputPair(const PrefillAttentionParams& pa
   }
 }
 
+// Stores a row of outputs, of which four lanes have a part: `sum` and `offset` are the lane's
+// shares of the sum of weights and of what all channels have in common, output(n, i) is its element
+// of channel 8 n + 2 t + i, and weights are relative to `highest`, a base-2 exponent. By whole
+// warps; lanes without a row store nothing.
+template <int kDim, typename Output>
+__device__ __forceinline__ void StoreOutputRow(const PrefillAttentionParams& params,
+                                               size_t row,
+                                               bool has_row,
+                                               float highest,
+                                               float sum,
+                                               float offset,
+                                               int lane,
+                                               Output&& output) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    sum += __shfl_xor_sync(kFullWarp, sum, step);
+    offset += __shfl_xor_sync(kFullWarp, offset, step);
+  }
+  if (!has_row) {
+    return;
+  }
+  const int t = lane % 4;
+  const float inverse = 1 / sum;  // A query sees itself at least.
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+    StoreOutputPair(params, row * kDim + 8 * n + 2 * t, (output(n, 0) + offset) * inverse,
+                    (output(n, 1) + offset) * inverse);
+  }
+  if (params.lse != nullptr && t == 0) {
+    params.lse[row] = (highest + log2f(sum)) * 0.6931471805599453f;
+  }
+}
+
 }  // namespace crumb::gpu

@@ -62,12 +62,6 @@ class RotateByWarps {
   const float* shift_ = nullptr;
 };
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-inline constexpr bool kHasWarpgroups = true;
-#else
-inline constexpr bool kHasWarpgroups = false;
-#endif
-
 // By the block as one warpgroup, from the registers in which the warp's rows are to those in which
 // it rounds them; the matrix is in shared memory. Other warps' rows are of no concern. head_dim 64
 // and 128, compute capability 9.0.

@@ -12,11 +12,21 @@ namespace crumb::gpu {
 
 // Enqueues; parameters are valid. Returns a cudaError_t.
 using LaunchExpandPages = int (*)(const ExpandPagesParams& params,
+                                  bool has_warpgroups,
                                   uint32_t num_multiprocessors,
                                   CUstream_st* stream);
 
-int LaunchExpandPages64(const ExpandPagesParams&, uint32_t num_multiprocessors, CUstream_st*);
-int LaunchExpandPages128(const ExpandPagesParams&, uint32_t num_multiprocessors, CUstream_st*);
-int LaunchExpandPages256(const ExpandPagesParams&, uint32_t num_multiprocessors, CUstream_st*);
+int LaunchExpandPages64(const ExpandPagesParams&,
+                        bool has_warpgroups,
+                        uint32_t num_multiprocessors,
+                        CUstream_st*);
+int LaunchExpandPages128(const ExpandPagesParams&,
+                         bool has_warpgroups,
+                         uint32_t num_multiprocessors,
+                         CUstream_st*);
+int LaunchExpandPages256(const ExpandPagesParams&,
+                         bool has_warpgroups,
+                         uint32_t num_multiprocessors,
+                         CUstream_st*);
 
 }  // namespace crumb::gpu

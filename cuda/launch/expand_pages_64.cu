@@ -4,9 +4,10 @@
 namespace crumb::gpu {
 
 int LaunchExpandPages64(const ExpandPagesParams& params,
+                        bool has_warpgroups,
                         uint32_t num_multiprocessors,
                         CUstream_st* stream) {
-  return LaunchExpand<64>(params, num_multiprocessors, stream);
+  return LaunchExpand<64>(params, has_warpgroups, num_multiprocessors, stream);
 }
 
 }  // namespace crumb::gpu
