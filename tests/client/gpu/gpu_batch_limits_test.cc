@@ -189,6 +189,16 @@ TEST_F(GpuBatchTest, OptionsThatCannotBeAreNamed) {
   expect(GpuSequence::Create({.pool = &scene.pool(), .max_tokens = 0}).status(), "max_tokens is 0");
 }
 
+using GpuBatchDeathTest = GpuBatchTest;
+
+TEST_F(GpuBatchDeathTest, WhatIsStillInUseDoesNotGo) {
+  GpuScene scene(Options());
+  auto live = scene.NewLive(1);
+  ASSERT_TRUE(scene.Begin(std::vector<Member>{{live.get(), 1}}).ok());
+  EXPECT_DEATH(live = nullptr, "leaves its step before it goes");
+  scene.batch().AbandonStep();
+}
+
 TEST_F(GpuBatchTest, PoolIsAsLargeAsItsBatchesNeed) {
   // As many sequences as there are rows, forward by a step of all tokens, at any phase of a page.
   GpuSceneOptions options = Options();

@@ -13,6 +13,7 @@
 #include "crumb/gpu_batch.h"
 #include "tests/client/gpu/gpu_batch_fixture.h"
 #include "tests/client/sequence/sequence_testing.h"
+#include "tests/support/test_profile.h"
 
 namespace crumb {
 namespace {
@@ -101,6 +102,94 @@ TEST_F(GpuBatchTest, PrefixThatIsNoLongerValidFailsTheStepAndTheOthersAreAskedOn
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("member 0: lease 7 is over"));
   EXPECT_FALSE(readers[1]->gpu->Validate().ok());
+}
+
+// Pages of a prefix as copies that are on their way, and what is asked of it.
+class RecordingUpload : public GpuUpload {
+ public:
+  explicit RecordingUpload(std::shared_ptr<DevicePrefix> prefix) : prefix_(std::move(prefix)) {}
+
+  const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
+    return prefix_->GpuPage(page, encoding);
+  }
+  absl::Status DelayUntilLayer(uint32_t layer, GpuStream /*stream*/) const override {
+    layers.push_back(layer);
+    return absl::OkStatus();
+  }
+  size_t copied_bytes() const override { return 1; }
+  const absl::Status& registration() const override { return prefix_->valid; }
+  absl::Status Validate() override {
+    ++num_validations;
+    return prefix_->valid;
+  }
+
+  mutable std::vector<uint32_t> layers;  // That a stream was made to wait for.
+  int num_validations = 0;
+
+ private:
+  const std::shared_ptr<DevicePrefix> prefix_;  // shared: with who adopts it.
+};
+
+TEST_F(GpuBatchTest, StreamOfTheFirstStepWaitsForTheLayersOfAnUpload) {
+  GpuScene scene(FloatOptions());
+  const auto publisher = scene.NewLive(9);
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  const std::shared_ptr<const Profile> profile(&scene.pool().profile(), [](const Profile*) {});
+  const auto prefix = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  const auto graph = scene.Capture(1);
+  for (const bool is_replayed : {false, true}) {
+    const auto upload = std::make_shared<RecordingUpload>(prefix);
+    const auto reader = scene.NewLive(70);
+    ASSERT_TRUE(reader->gpu->Adopt(prefix, upload).ok());
+    ASSERT_TRUE(reader->cpu->Adopt(FakePrefix::Of(*publisher->cpu, profile, 3)).ok());
+    const std::vector<Member> members = {{reader.get(), 1}};
+    ASSERT_TRUE(scene.Begin(members).ok());
+    scene.batch().AbandonStep();
+    EXPECT_TRUE(upload->layers.empty());
+    if (is_replayed) {
+      ASSERT_NO_FATAL_FAILURE(scene.Replay(members, graph.get()));
+    } else {
+      ASSERT_NO_FATAL_FAILURE(scene.Step(members));
+    }
+    EXPECT_EQ(upload->layers,
+              (is_replayed ? std::vector<uint32_t>{1} : std::vector<uint32_t>{0, 1}));
+    EXPECT_EQ(upload->num_validations, 1);
+    ASSERT_NO_FATAL_FAILURE(scene.Step(members));
+    EXPECT_EQ(upload->layers.size(), is_replayed ? 1u : 2u) << "all of it was waited for";
+    EXPECT_EQ(upload->num_validations, 2);
+    EXPECT_EQ(prefix->num_validations, 0) << "the upload stands for it";
+  }
+}
+
+TEST_F(GpuBatchTest, PrefixThatCannotBeAdoptedIsRefusedByNameAndTheSequenceGoesOn) {
+  GpuScene scene(FloatOptions());
+  const auto publisher = scene.NewLive(9);
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  const auto prefix = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  const auto live = scene.NewLive(71);
+  const auto refuse = [&](GpuSequence* sequence, const std::shared_ptr<DevicePrefix>& refused,
+                          absl::StatusCode code, const std::string& words) {
+    const absl::Status status = sequence->Adopt(refused);
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    EXPECT_EQ(sequence->length(), 0u);
+  };
+  GpuSceneOptions other_options = Options();
+  other_options.profile = MakeTestProfile({.geometry = kGeometry, .windows = kWindows});
+  GpuScene other(other_options);
+  const auto stranger = other.NewLive(9);
+  ASSERT_NO_FATAL_FAILURE(other.Step(stranger.get(), 70));
+  refuse(live->gpu.get(), std::make_shared<DevicePrefix>(*stranger->cpu, 1),
+         absl::StatusCode::kFailedPrecondition, other.pool().profile().id().Short());
+  refuse(scene.NewSequence(/*max_tokens=*/191).get(), prefix, absl::StatusCode::kResourceExhausted,
+         "192 tokens, the sequence may have 191");
+  const auto lacking = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  lacking->Drop(PageIdx(1), PageEncoding::kInt2);
+  lacking->Drop(PageIdx(1), PageEncoding::kBf16);
+  refuse(live->gpu.get(), lacking, absl::StatusCode::kFailedPrecondition,
+         "page 1 (tokens 64 to 127) of the prefix is not on the GPU");
+  EXPECT_TRUE(live->gpu->Adopt(nullptr).ok()) << "a miss";
+  ASSERT_NO_FATAL_FAILURE(scene.Step(live.get(), 70));
 }
 
 // Three readers of one prefix, each with something of its own.

@@ -99,6 +99,10 @@ class GpuScene {
   };
 
   explicit GpuScene(const GpuSceneOptions& options);
+  // Waits for all work.
+  ~GpuScene() { Wait(); }
+  GpuScene(const GpuScene&) = delete;
+  GpuScene& operator=(const GpuScene&) = delete;
 
   GpuPagePool& pool() { return *pool_; }
   GpuBatch& batch() { return *batch_; }
