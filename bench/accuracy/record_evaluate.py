@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins what `python -m crumb.evaluate --json` wrote, each of other texts of one model, into one recorded result.
 
-    record_evaluate.py --out FILE EVALUATE.json ...
+    record_evaluate.py --out FILE [--commit COMMIT] EVALUATE.json ...
 
 So the texts of a long evaluation may be spread over processes or machines. bench/README.md says what the fields are.
 """
@@ -46,6 +46,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("reports", type=pathlib.Path, nargs="+", help="in the order of their texts")
+    parser.add_argument("--commit", help="what was measured, where it is not what is checked out")
     options = parser.parse_args(arguments)
     reports = [json.loads(path.read_text()) for path in options.reports]
     try:
@@ -56,8 +57,11 @@ def main(arguments=None):
     model = reports[0]["model"]
     rows = [figures.Figure("evaluate", f"{model} {run['name']}", run["perplexity"], "perplexity", "lower",
                            limit=runs[0]["perplexity"], limit_name="BF16, the same texts") for run in runs]
+    host = machine.describe()
+    if options.commit:
+        host |= {"commit": options.commit, "commit_dirty": False}
     options.out.write_text(json.dumps(
-        {"schema": SCHEMA, "machine": machine.describe(), "figures": [row.as_dict() for row in rows], "model": model,
+        {"schema": SCHEMA, "machine": host, "figures": [row.as_dict() for row in rows], "model": model,
          "texts": list(range(len(runs[0]["texts"]))), "runs": runs}, indent=1) + "\n")
     for run in runs:
         print(f"{run['name']:40} perplexity {run['perplexity']:8.4f}  {100 * run['gap']:+7.2f} %  KL {run['kl']:.5f}  "

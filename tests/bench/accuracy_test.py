@@ -44,9 +44,10 @@ class RecordEvaluateTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
             source, out = pathlib.Path(folder, "a.json"), pathlib.Path(folder, "out.json")
             source.write_text(json.dumps(report([4.0], 100)))
-            self.assertEqual(0, record_evaluate.main(["--out", str(out), str(source)]))
+            self.assertEqual(0, record_evaluate.main(["--out", str(out), "--commit", "abc", str(source)]))
             result = json.loads(out.read_text())
         self.assertIn("cpu", result["machine"])
+        self.assertEqual("abc", result["machine"]["commit"])
         self.assertEqual(["m bf16", "m tilted"], [figure["name"] for figure in result["figures"]])
         self.assertIn("+2.00 %", printed.getvalue())
 
