@@ -18,6 +18,7 @@ from crumb._model import Model
 from crumb.calibrate import collect
 from crumb.evaluate import TwoBitAttention, evaluate, passkey, rounded_attention
 from crumb.evaluate.__main__ import main
+from crumb.evaluate.retrieval import Depth
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,28 @@ def test_a_model_that_finds_nothing_is_said_to_find_nothing(served):
                     tries=1, quiet=True)
     assert [(d.depth, d.found, d.tries) for d in found["bf16"]] == [(0.2, 0, 1), (0.5, 0, 1)]
     assert list(found) == ["bf16", "two"]
+
+
+@pytest.mark.parametrize("finds", [False, True])
+def test_the_command_asks_for_a_passkey_at_several_depths(served, tmp_path, capsys, monkeypatch, finds):
+    _, _, folder = served
+    ids, out = tmp_path / "texts.u32", tmp_path / "out.json"
+    models.texts(1, 700)[0].astype("<u4").tofile(ids)
+    monkeypatch.setattr(Model, "tokenizer", lambda self: Words())
+    if finds:  # What a model that can do it would answer: two bits lose one of four.
+        depths = lambda found: [Depth(depth, found, 4) for depth in (0.1, 0.7)]
+        monkeypatch.setattr("crumb.evaluate.passkey", lambda model, tokenizer, caches, *, tokens: {
+            name: depths(4 if name == "bf16" else 3) for name in ("bf16", *caches)})
+    assert main(["--model", str(folder / "model"), "--text", str(ids), "--scored-from", "400", "--json", str(out),
+                 "--passkey", "400", "--profile", str(folder / "oscar-int2-aware.safetensors")]) == 0
+    printed, report = capsys.readouterr().out, json.loads(out.read_text())
+    assert list(report["passkey"]) == ["bf16", "oscar-int2-aware, recent 256"]
+    if finds:
+        assert "oscar-int2-aware, recent 256: 0.1: 3/4, 0.7: 3/4" in printed
+        assert report["passkey"]["bf16"][1] == {"depth": 0.7, "found": 4, "tries": 4}
+    else:
+        assert "passkey of 400 tokens: the model does not find it in BF16 either" in printed
+        assert len(report["passkey"]["bf16"]) == 4
 
 
 def test_the_command_prints_and_writes_every_codec_and_window(served, tmp_path, capsys):
