@@ -61,7 +61,7 @@ class GpuBatch::Impl {
   void FillTables();
 
   // Of a layer.
-  absl::Status CheckLayer(const char* call, uint32_t layer) const;
+  absl::Status CheckLayer(const char* call, uint32_t layer, const LayerRows& rows) const;
   AppendRowsParams Append(uint32_t layer, const LayerRows& rows, uint32_t num_tokens) const;
   SplitDecodeParams Decode(uint32_t layer, uint32_t num_rows, void* out) const;
   absl::Status EnqueueDecode(const SplitDecodeParams& params,

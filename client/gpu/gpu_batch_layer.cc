@@ -2,6 +2,8 @@
 //
 // What a layer enqueues: append_rows, attention of decoded rows and of chunks, outputs rotated
 // back.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 #include "client/gpu/gpu_batch_impl.h"
@@ -9,12 +11,26 @@
 
 namespace crumb {
 
-absl::Status GpuBatch::Impl::CheckLayer(const char* call, uint32_t layer) const {
+absl::Status GpuBatch::Impl::CheckLayer(const char* call,
+                                        uint32_t layer,
+                                        const LayerRows& rows) const {
   const uint32_t num_layers = geometry().num_layers;
-  return layer < num_layers ? absl::OkStatus()
-                            : absl::InvalidArgumentError(
-                                  absl::StrCat(call, " of layer ", layer, "; the model has ",
-                                               num_layers, " layers, counted from 0"));
+  if (layer >= num_layers) {
+    return absl::InvalidArgumentError(absl::StrCat(call, " of layer ", layer, "; the model has ",
+                                                   num_layers, " layers, counted from 0"));
+  }
+  // The ops take less: append_rows queries without keys, to rotate outputs back.
+  const std::pair<const char*, const void*> all[] = {{"queries.data", rows.queries.data},
+                                                     {"keys.data", rows.keys.data},
+                                                     {"values.data", rows.values.data},
+                                                     {"out", rows.out}};
+  for (const auto& [name, data] : all) {
+    if (data == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          call, " of layer ", layer, ": LayerRows::", name, " is null; a layer has all four"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GpuBatch::Impl::Layer(uint32_t layer, const LayerRows& rows, GpuStream stream) {
@@ -23,7 +39,7 @@ absl::Status GpuBatch::Impl::Layer(uint32_t layer, const LayerRows& rows, GpuStr
         is_open_ ? "Layer in a step whose layers are replayed; begin it without replayed_rows"
                  : "Layer with no step open; call BeginStep first");
   }
-  CRUMB_RETURN_IF_ERROR(CheckLayer("Layer", layer));
+  CRUMB_RETURN_IF_ERROR(CheckLayer("Layer", layer, rows));
   if (enqueued_[layer]) {
     return absl::FailedPreconditionError(
         absl::StrCat("layer ", layer, " of this step was enqueued already"));
@@ -57,7 +73,8 @@ absl::Status GpuBatch::Impl::DecodeLayer(uint32_t layer,
                                          bool reads_prefix_once,
                                          const LayerRows& rows,
                                          GpuStream stream) {
-  CRUMB_RETURN_IF_ERROR(CheckLayer("DecodeLayer", layer));
+  CRUMB_RETURN_IF_ERROR(
+      CheckLayer(reads_prefix_once ? "DecodeSharedLayer" : "DecodeLayer", layer, rows));
   if (num_rows == 0 || num_rows > options_.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat("num_rows is ", num_rows, "; it must be 1 to ",
                                                    options_.max_sequences,

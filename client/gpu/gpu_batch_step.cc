@@ -197,7 +197,7 @@ void GpuBatch::Impl::FillTables() {
                   .own_history = sequence.own_history(),
                   .windows = windows_});
     num_windows_.push_back(static_cast<uint32_t>(windows_.size()));
-    history_tokens_ += pages.history().size() * kPageTokens;
+    history_tokens_ += member.num_tokens == 1 ? pages.history().size() * kPageTokens : 0;
   }
 }
 

@@ -133,11 +133,27 @@ TEST_F(GpuBatchTest, CallsOutOfOrderAreRefusedByName) {
   expect(scene.Begin(members), kOutOfOrder, "step of 2 members is open");
   expect(batch.Layer(2, no_rows, scene.stream()), kInvalid, "layer 2");
   expect(batch.EndStep(scene.stream()), kOutOfOrder, "layer 0 of 2");
-  expect(batch.Layer(0, no_rows, scene.stream()), kInvalid, "queries.data is at address 0");
+  GpuBatch::LayerRows rows = no_rows;
+  const auto refuse = [&](const char* name) {
+    expect(batch.Layer(0, rows, scene.stream()), kInvalid,
+           (std::string("layer 0: LayerRows::") + name + " is null").c_str());
+  };
+  alignas(16) std::byte somewhere[16];
+  refuse("queries.data");
+  rows.queries.data = somewhere;
+  refuse("keys.data");
+  rows.keys.data = somewhere;
+  refuse("values.data");
+  rows.values.data = somewhere;
+  refuse("out");
+  rows.out = somewhere;
+  rows.queries.token_stride = 4;
+  expect(batch.Layer(0, rows, scene.stream()), kInvalid, "token_stride");
   scene.EnqueueRows(members);
   scene.EnqueueLayers();
-  expect(batch.Layer(1, no_rows, scene.stream()), kOutOfOrder, "enqueued already");
-  expect(batch.DecodeLayer(0, 5, no_rows, scene.stream()), kInvalid, "num_rows is 5");
+  expect(batch.Layer(1, rows, scene.stream()), kOutOfOrder, "enqueued already");
+  expect(batch.DecodeLayer(0, 5, rows, scene.stream()), kInvalid, "num_rows is 5");
+  expect(batch.DecodeSharedLayer(0, 1, no_rows, scene.stream()), kInvalid, "DecodeSharedLayer of");
   EXPECT_TRUE(batch.EndStep(scene.stream()).ok());
   expect(lives[0]->gpu->Adopt(std::make_shared<DevicePrefix>(*lives[0]->cpu, 1)), kOutOfOrder,
          "tokens already");
