@@ -144,7 +144,7 @@ class Producer {
 // Sequences without a token have no unit of work and so no block: outputs of 0 for them, and a look
 // at lengths that tables cannot hold.
 __device__ __noinline__ inline void FinishOddSequences(const SplitDecodeParams& params,
-                                                DecodeFindings* findings) {
+                                                       DecodeFindings* findings) {
   const uint32_t stride = gridDim.x * gridDim.y * blockDim.x;
   const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
   for (uint32_t sequence = block * blockDim.x + threadIdx.x; sequence < params.num_sequences;
