@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/kernels/demote_unit.cuh"
 #include "cuda/kernels/page_words.cuh"

@@ -12,7 +12,7 @@
 //
 // grid = [blocks], each a contiguous share of the units (layer, head, K or V, page), pages fastest:
 // a warp keeps its columns of R^T in registers while the head stays the same. The next unit's codes
-// arrive while this one's rows are made.
+// arrive while this one's rows are made. Where warpgroups multiply, expand_back.cuh rotates.
 #pragma once
 
 #include <cstdint>
