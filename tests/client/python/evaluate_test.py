@@ -200,6 +200,39 @@ def test_the_command_prints_and_writes_every_codec_and_window(served, tmp_path, 
     assert {p["id"] for p in report["profiles"].values()} == {p.id for p in fitted.values()}
 
 
+def test_an_evaluation_that_was_broken_off_goes_on(served, tmp_path, capsys, monkeypatch):
+    _, _, folder = served
+    ids, whole, broken = tmp_path / "texts.npy", tmp_path / "whole.json", tmp_path / "broken.json"
+    np.save(ids, np.stack(models.texts(3, 700)))
+    arguments = ["--model", str(folder / "model"), "--text", str(ids), "--scored-from", "400", "--profile",
+                 str(folder / "oscar-int2-aware.safetensors"), "--json"]
+    assert main([*arguments, str(whole)]) == 0
+    hidden, seen = Model.hidden, []
+
+    def count(model, ids):
+        seen.append(ids)
+        return hidden(model, ids)
+
+    def break_off(model, ids):
+        if len(seen) == 3:  # In the second text, whose two caches are not both done.
+            raise KeyboardInterrupt
+        return count(model, ids)
+    monkeypatch.setattr(Model, "hidden", break_off)
+    monkeypatch.setattr(Model, "_probe", lambda self, probe=Model._probe: (probe(self), seen.clear())[0])
+    assert main([*arguments, str(broken)]) == 130
+    monkeypatch.setattr(Model, "hidden", count)
+    assert main([*arguments, str(broken)]) == 0
+    assert len(seen) == 4 and "1 of 3 texts were there already" in capsys.readouterr().err
+    first, again = (json.loads(path.read_text())["caches"] for path in (whole, broken))
+    for name in first:
+        for figure in ("perplexity", "kl", "top1_agreement", "num_predictions", "texts"):
+            assert again[name][figure] == pytest.approx(first[name][figure], rel=1e-9), (name, figure)
+    # A finished run is none to go on with, nor is one that is given up.
+    assert main([*arguments, str(broken)]) == 0 and len(seen) == 6
+    broken.write_text(broken.read_text().replace('"finished": true', '"finished": false'))
+    assert main([*arguments, str(broken), "--restart"]) == 0 and len(seen) == 6
+
+
 def test_a_profile_of_another_model_is_refused(served, tmp_path, capsys):
     _, _, folder = served
     other = models.save(models.llama(), tmp_path / "llama")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crumb import _commandline as commandline
 from crumb._files import write_atomically
+
+if TYPE_CHECKING:
+    from crumb.evaluate import Score
 
 
 def _caches(options: argparse.Namespace, model: Any) -> dict[str, Any]:
@@ -41,12 +45,17 @@ def _run(options: argparse.Namespace) -> int:
     report: dict[str, Any] = {
         "model": model.name, "scored_from": options.scored_from,
         "profiles": {name: {"id": cache.profile.id, "sink": cache.sink, "recent": cache.recent}
-                     for name, cache in caches.items()}}
+                     for name, cache in caches.items()},
+        "text_ids": [hashlib.sha256(text.astype("<i8").tobytes()).hexdigest() for text in texts], "finished": False}
+    before = {} if options.restart else _unfinished(options.json, report)
+    done = len(before["bf16"].texts) if before else 0
+    if done:
+        print(f"{options.json}: {done} of {len(texts)} texts were there already", file=sys.stderr)
 
     def write(scores: dict[str, Any]) -> None:
         report["caches"] = {name: score.as_dict(scores["bf16"]) for name, score in scores.items()}
         _write(options.json, report)
-    evaluate(model, texts, caches, scored_from=options.scored_from, after_text=write)
+    write(evaluate(model, texts[done:], caches, scored_from=options.scored_from, after_text=write, before=before))
     _print_scores(report["caches"])
     if options.passkey and tokenizer is None:
         print("passkey: not asked, there is no tokenizer beside the model")
@@ -55,8 +64,24 @@ def _run(options: argparse.Namespace) -> int:
         report["passkey"] = {name: [{"depth": d.depth, "found": d.found, "tries": d.tries} for d in depths]
                              for name, depths in found.items()}
         _print_passkey(options.passkey, found)
-        _write(options.json, report)
+    report["finished"] = True
+    _write(options.json, report)
     return 0
+
+
+def _unfinished(path: str | None, report: dict[str, Any]) -> dict[str, Score]:
+    """The scores of texts that a run which was broken off has left at `path`; none unless it was of the same work."""
+    from crumb.evaluate import Score
+    if path is None or not os.path.exists(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            left = json.load(file)
+        if left["finished"] or any(left[key] != report[key] for key in ("model", "scored_from", "profiles", "text_ids")):
+            return {}
+        return {name: Score.from_dict(saved) for name, saved in left["caches"].items()}
+    except (ValueError, KeyError, TypeError):  # Another program's file: it is replaced, as ever.
+        return {}
 
 
 def _write(path: str | None, report: dict[str, Any]) -> None:
@@ -96,7 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
                         help="score predictions from here on, where there is history (%(default)s)")
     parser.add_argument("--passkey", type=int, default=0, metavar="TOKENS",
                         help="also hide a number in prompts of this many tokens and ask for it (0: do not)")
-    parser.add_argument("--json", metavar="FILE", help="also write all figures here, after each text")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures here, after each text; a run that was broken "
+                        "off goes on from there when it is started again")
+    parser.add_argument("--restart", action="store_true", help="leave what a run that was broken off has done")
     parser.set_defaults(run=_run)
     return commandline.run(parser, arguments)
 

@@ -37,20 +37,30 @@ class Score:
                 "kl": self.kl / self.count, "top1_agreement": self.agreed / self.count, "num_predictions": self.count,
                 "seconds": round(self.seconds, 2), "texts": self.texts}
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Score":
+        """What `as_dict` gave, to go on from."""
+        count = int(saved["num_predictions"])
+        return cls(nll=math.log(saved["perplexity"]) * count, kl=saved["kl"] * count,
+                   agreed=round(saved["top1_agreement"] * count), count=count, seconds=saved["seconds"],
+                   texts=list(saved["texts"]))
+
 
 def evaluate(model: Model, texts: Sequence[np.ndarray], caches: Mapping[str, Handler], *, scored_from: int = 1024,
-             quiet: bool = False, after_text: Callable[[dict[str, Score]], None] | None = None) -> dict[str, Score]:
+             quiet: bool = False, after_text: Callable[[dict[str, Score]], None] | None = None,
+             before: Mapping[str, Score] | None = None) -> dict[str, Score]:
     """Score each cache (a name and an attention handler) beside "bf16", which is always there and first.
 
     Scored are the predictions of the positions `scored_from` and later of each text. `after_text` is shown the
-    scores so far when a text is done. ValueError: a text without such a position.
+    scores so far when a text is done; `before` are those of texts that an earlier run has done and `texts` has
+    not, for the same caches. ValueError: a text without such a position.
     """
     for i, text in enumerate(texts):
         if len(text) < scored_from + 2:
             raise ValueError(f"text {i} has {len(text)} tokens and positions from {scored_from} on are scored, so at least "
                              f"{scored_from + 2} are needed: give longer texts, or score from an earlier position")
     handlers: dict[str, Handler] = {"bf16": rounded_attention, **caches}
-    scores = {name: Score() for name in handlers}
+    scores = dict(before) if before else {name: Score() for name in handlers}
     with tqdm(total=len(handlers) * sum(map(len, texts)), unit="tok", unit_scale=True, desc="evaluate",
               disable=quiet) as bar:
         for text in texts:
