@@ -10,7 +10,7 @@
 // any lengths. Costs: the merge adds one or two microseconds to a launch, and blocks wait for
 // earlier ones there.
 //
-// SplitDecodeParams::history_is_settled is worth setting from some 100,000 tokens of history a
+// SplitDecodeParams::history_is_settled is worth setting from some 32,000 tokens of history a
 // launch on; for less, queries come later than they would, and for very much it is ignored.
 //
 // No allocation, no synchronisation, capturable in a CUDA graph. Thread-safe.
