@@ -60,7 +60,7 @@ python: setup ## Build, install (build/python/venv) and test the Python package 
 asan: ## Run the tests under the address and undefined-behaviour sanitizers
 	@$(MAKE) --no-print-directory test PRESET=asan
 
-tsan: ## Run the tests under the thread sanitizer
+tsan: ## Run the tests that do not speak gRPC under the thread sanitizer
 	@$(MAKE) --no-print-directory test PRESET=tsan
 
 tsa: ## Compile with clang's thread-safety analysis

@@ -33,13 +33,6 @@
 extern "C" const char* __tsan_default_options() {  // NOLINT: the sanitizer's name.
   return "halt_on_error=1:second_deadlock_stack=1";
 }
-// gRPC is not instrumented either, but its calls of memcpy and recvmsg are seen, and so are its new
-// connections and their mutexes; what orders them is not. Nothing that our own code reads or writes
-// is hidden by this.
-extern "C" const char* __tsan_default_suppressions() {  // NOLINT: the sanitizer's name.
-  return "called_from_lib:libgrpc.so\n"
-         "race:grpc_tcp_create\n";
-}
 
 namespace {
 

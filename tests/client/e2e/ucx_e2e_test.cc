@@ -28,6 +28,7 @@
 namespace crumb {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -287,7 +288,9 @@ TEST_P(UcxClientTest, PullOfAnEngineStoppedForLongerThanItsLeaseIsNotBelieved) {
   EXPECT_TRUE(StatusBecomes("\"leases\": 0")) << status_;
   engine->Send("validate");
   engine->Signal(SIGCONT);
-  EXPECT_THAT(engine->ReadLine(), StartsWith("FAILED_PRECONDITION"));
+  // UNAVAILABLE: the daemon gave the engine up before the last byte had come.
+  EXPECT_THAT(engine->ReadLine(),
+              AnyOf(StartsWith("FAILED_PRECONDITION"), StartsWith("UNAVAILABLE")));
   WaitFor([&] { return engine->Ask("lookup 5 1000") == "found 512"; });
   EXPECT_EQ(engine->Ask("validate"), "OK");
 }
