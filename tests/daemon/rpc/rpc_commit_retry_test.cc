@@ -66,6 +66,7 @@ class RpcCommitRetryTest : public RpcTest, public testing::WithParamInterface<v1
     return request;  // The connection ends here: nothing can be sent again.
   }
   void FillQueue() {
+    WaitForIdleQueue();  // The engine's profile was read there, and counts a moment longer.
     for (uint32_t i = 0; i < server_->config().demote.max_jobs; ++i) {
       const absl::Status status = server_->demote_pool().Submit(std::make_unique<GatedJob>(gate_));
       ASSERT_TRUE(status.ok()) << status;
@@ -73,9 +74,7 @@ class RpcCommitRetryTest : public RpcTest, public testing::WithParamInterface<v1
   }
   void EmptyQueue() {
     gate_.Notify();
-    while (server_->demote_pool().num_jobs() != 0) {
-      std::this_thread::yield();
-    }
+    WaitForIdleQueue();
   }
   // The publish has ended. Its staging is missed first where that is its own.
   void ExpectOver(const v1::CommitPublishRequest& request) {
@@ -86,6 +85,11 @@ class RpcCommitRetryTest : public RpcTest, public testing::WithParamInterface<v1
   }
 
  private:
+  void WaitForIdleQueue() {
+    while (server_->demote_pool().num_jobs() != 0) {
+      std::this_thread::yield();
+    }
+  }
   SessionInfo InfoOf(const TestEngine& engine) const {
     SessionInfo info;
     info.id = SessionId(engine.session().id());
