@@ -248,10 +248,9 @@ absl::StatusOr<std::vector<ListedChunk>> MemorySocketClient::ListChunks(bool of_
     const uint64_t below = chunks.empty() ? 0 : chunks.back().id;
     CRUMB_ASSIGN_OR_RETURN(const Answer answer, Exchange(Request(op, below), -1, deadline));
     CRUMB_RETURN_IF_ERROR(ReplyStatus(answer.reply));
-    num_new = std::min<uint64_t>(answer.reply.num_blocks, kMaxListedChunks);
-    const size_t before = chunks.size();
-    chunks.resize(before + num_new);
-    std::memcpy(chunks.data() + before, answer.reply.message.data(), num_new * sizeof(ListedChunk));
+    const std::vector<ListedChunk> listed = ListedChunksOf(answer.reply);
+    num_new = listed.size();
+    chunks.insert(chunks.end(), listed.begin(), listed.end());
   }
   return chunks;
 }

@@ -16,9 +16,12 @@
 //                      before it needs them: the newest first, kMaxListedChunks a reply
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 namespace crumb {
 
@@ -65,5 +68,14 @@ struct ListedChunk {
 };
 static_assert(sizeof(ListedChunk) == 8);
 inline constexpr size_t kMaxListedChunks = sizeof(MemoryReply::message) / sizeof(ListedChunk);
+
+// Of the reply to a list, whatever number it claims to have.
+inline std::vector<ListedChunk> ListedChunksOf(const MemoryReply& reply) {
+  std::vector<ListedChunk> chunks(std::min<uint64_t>(reply.num_blocks, kMaxListedChunks));
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    std::memcpy(&chunks[i], reply.message.data() + i * sizeof(ListedChunk), sizeof(ListedChunk));
+  }
+  return chunks;
+}
 
 }  // namespace crumb

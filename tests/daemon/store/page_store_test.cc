@@ -264,7 +264,9 @@ TEST_F(PageStoreTest, ServesManyThreadsAtOnce) {
         }
         ASSERT_EQ(absl::OkStatus(), store_->ReleaseLeases(session, {{found->lease}}));
         if (i % 50 == 49) {
-          ASSERT_TRUE(store_->Evict(Namespace(), {}).ok());
+          // A namespace that another thread has just emptied is none.
+          const absl::Status evicted = store_->Evict(Namespace(), {}).status();
+          ASSERT_TRUE(evicted.ok() || absl::IsNotFound(evicted)) << evicted;
         }
       }
       store_->EndSession(session);

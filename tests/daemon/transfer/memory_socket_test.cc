@@ -109,9 +109,8 @@ TEST_F(MemorySocketTest, ListHasTheChunksOfTheSessionsTenantTheNewestFirst) {
   const auto list = [&](MemoryOp op, uint64_t below) {
     const auto answer = peer.Ask(Request(op, below));
     EXPECT_TRUE(answer.has_value() && answer->code() == absl::StatusCode::kOk);
-    std::vector<ListedChunk> listed(answer->reply.num_blocks);
-    std::memcpy(listed.data(), answer->reply.message.data(), listed.size() * sizeof(ListedChunk));
-    return listed;
+    EXPECT_LE(answer->reply.num_blocks, kMaxListedChunks);
+    return ListedChunksOf(answer->reply);
   };
   const auto all = list(MemoryOp::kListChunks, 0);
   ASSERT_EQ(all.size(), 2u) << "one of each encoding";
