@@ -25,10 +25,15 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
+// Of a request without a body, after its method and path. HTTP/1.1 demands a host.
+const std::string kToTheEnd = " HTTP/1.1\r\nHost: here\r\n\r\n";
+
 class HttpListenerTest : public testing::Test {
  protected:
   UniqueFd Connect() const { return ConnectLoopback(listener_->port()); }
-  std::string Ask(const std::string& request) const { return AskHttp(listener_->port(), request); }
+  std::string Ask(const std::string& line) const {
+    return AskHttp(listener_->port(), line + kToTheEnd);
+  }
 
   std::string page_ = "crumb_sessions 1\n";
   std::unique_ptr<HttpListener> listener_ =
@@ -36,28 +41,27 @@ class HttpListenerTest : public testing::Test {
 };
 
 TEST_F(HttpListenerTest, GetGivesThePageWithItsLengthAndCloses) {
-  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"),
+  EXPECT_THAT(Ask("GET /metrics"),
               AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("text/plain; version=0.0.4"),
                     HasSubstr("Content-Length: 17\r\n"), EndsWith("\r\n\r\ncrumb_sessions 1\n")));
-  EXPECT_THAT(Ask("GET /metrics?name=x HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(AskHttp(listener_->port(), "GET /metrics?name=x HTTP/1.0\r\n\r\n"),
+              StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
 TEST_F(HttpListenerTest, HeadGivesTheLengthAlone) {
-  EXPECT_THAT(Ask("HEAD /metrics HTTP/1.1\r\n\r\n"),
+  EXPECT_THAT(Ask("HEAD /metrics"),
               AllOf(HasSubstr("Content-Length: 17\r\n"), EndsWith("\r\n\r\n")));
 }
 
 TEST_F(HttpListenerTest, PageOfMegabytesArrivesWhole) {
   page_ = std::string(size_t{8} << 20, 'x');
   listener_ = *HttpListener::Create("127.0.0.1:0", [this] { return page_; });
-  EXPECT_EQ(Ask("GET /metrics HTTP/1.1\r\n\r\n").size() - page_.size(),
-            Ask("HEAD /metrics HTTP/1.1\r\n\r\n").size());
+  EXPECT_EQ(Ask("GET /metrics").size() - page_.size(), Ask("HEAD /metrics").size());
 }
 
 TEST_F(HttpListenerTest, OtherRequestsAreToldWhatThereIs) {
-  EXPECT_THAT(Ask("GET / HTTP/1.1\r\n\r\n"),
-              AllOf(StartsWith("HTTP/1.1 404 "), HasSubstr("/metrics")));
-  EXPECT_THAT(Ask("POST /metrics HTTP/1.1\r\n\r\n"),
+  EXPECT_THAT(Ask("GET /"), AllOf(StartsWith("HTTP/1.1 404 "), HasSubstr("/metrics")));
+  EXPECT_THAT(Ask("POST /metrics"),
               AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
 }
 
@@ -69,7 +73,7 @@ TEST_F(HttpListenerTest, WhatIsNoHttpGetsNoPageAndDisturbsNoOne) {
     shutdown(socket.get(), SHUT_WR);
     EXPECT_THAT(ReadAll(socket), Not(HasSubstr(page_))) << noise;
   }
-  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"), EndsWith(page_));
+  EXPECT_THAT(Ask("GET /metrics"), EndsWith(page_));
 }
 
 TEST_F(HttpListenerTest, EndlessRequestIsCutOff) {
@@ -81,9 +85,9 @@ TEST_F(HttpListenerTest, EndlessRequestIsCutOff) {
 TEST_F(HttpListenerTest, RequestInPiecesIsWaitedForWhileOthersAreServed) {
   const UniqueFd slow = Connect();
   SendAll(slow, "GET /met");
-  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
-  SendAll(slow, "rics HTTP/1.1\r\n\r");
-  EXPECT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(Ask("GET /metrics"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  SendAll(slow, "rics HTTP/1.1\r\nHost: here\r\n\r");
+  EXPECT_THAT(Ask("GET /metrics"), StartsWith("HTTP/1.1 200 OK\r\n"));
   SendAll(slow, "\n");
   EXPECT_THAT(ReadAll(slow), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
@@ -94,7 +98,7 @@ TEST_F(HttpListenerTest, ConnectionsBeyondTheBoundWaitForOneToEnd) {
     idle.push_back(Connect());
   }
   const UniqueFd late = Connect();
-  SendAll(late, "GET /metrics HTTP/1.1\r\n\r\n");
+  SendAll(late, "GET /metrics" + kToTheEnd);
   idle.pop_back();  // Closes it.
   EXPECT_THAT(ReadAll(late), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
@@ -103,7 +107,7 @@ TEST_F(HttpListenerTest, EndsAtOnceWhoeverIsConnected) {
   const UniqueFd idle = Connect();
   const UniqueFd halfway = Connect();
   SendAll(halfway, "GET /met");
-  ASSERT_THAT(Ask("GET /metrics HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  ASSERT_THAT(Ask("GET /metrics"), StartsWith("HTTP/1.1 200 OK\r\n"));
   const absl::Time began = Clock::System().Now();
   listener_.reset();
   // It took up to two seconds to look whether it should.
