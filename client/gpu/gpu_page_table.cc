@@ -41,10 +41,14 @@ absl::Status GpuPageTable::Adopt(std::vector<SharedPage> prefix) {
     const bool is_sink = p < sink_pages();
     const bool has_bf16 = prefix[p].bf16 != nullptr;
     const bool has_int2 = prefix[p].int2 != nullptr;
-    if (!has_bf16 && (!has_int2 || is_sink)) {
+    // Rows of a window are read at two bits only where the prefix has no others.
+    const bool is_window = p >= history_end && prefix[p].has_bf16_elsewhere;
+    if (!has_bf16 && (!has_int2 || is_sink || is_window)) {
       return absl::FailedPreconditionError(absl::StrCat(
           NameOf(p), " of the prefix is not on the GPU",
-          is_sink ? " in BF16, which the sink needs" : "",
+          is_sink     ? " in BF16, which the sink needs"
+          : is_window ? " in BF16, which the recent window needs"
+                      : "",
           "; bring it there by PrefixHandle::UploadToGpu, or compute the prompt without it"));
     }
     pages[p].in_history = !is_sink && has_int2 && (p < history_end || !has_bf16);

@@ -50,6 +50,7 @@ class GpuPageTable {
   struct SharedPage {
     const std::byte* int2 = nullptr;
     const std::byte* bf16 = nullptr;
+    bool has_bf16_elsewhere = false;  // The prefix has the rows in BF16, but not on the GPU.
   };
   // A page on its way into history.
   struct Demotion {

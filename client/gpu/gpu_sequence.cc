@@ -64,7 +64,9 @@ absl::Status GpuSequence::Impl::Adopt(std::shared_ptr<PrefixHandle> prefix,
   std::vector<GpuPageTable::SharedPage> pages(num_pages);
   for (uint32_t page = 0; page < num_pages; ++page) {
     pages[page] = {.int2 = page_at(page, PageEncoding::kInt2),
-                   .bf16 = page_at(page, PageEncoding::kBf16)};
+                   .bf16 = page_at(page, PageEncoding::kBf16),
+                   .has_bf16_elsewhere = prefix->HeadBlock(PageIdx(page), PageEncoding::kBf16, 0,
+                                                           pool_.options().heads.first) != nullptr};
   }
   CRUMB_RETURN_IF_ERROR(pages_.Adopt(std::move(pages)));
   prefix_ = std::move(prefix);

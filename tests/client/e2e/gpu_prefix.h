@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 
+#include "client/sequence/page_table.h"
 #include "crumb/client.h"
 #include "crumb/cuda/split_decode.h"
 #include "proto/base/bfloat16.h"
@@ -28,12 +29,19 @@ inline std::shared_ptr<const Profile> GpuE2eProfile() {
        .seed = 1});
 }
 
-// Pages of which every encoding that this prefix needs is on the GPU: BF16 in the sink, INT2 after.
+// Pages that are on the GPU as a sequence reads them: the sink in BF16, history in INT2, and the
+// recent window in BF16 where the prefix has that.
 inline uint32_t PagesOnGpu(const PrefixHandle& prefix, const Profile& profile) {
   const uint32_t sink_pages = profile.windows().sink_tokens / kPageTokens;
+  const uint32_t history_end =
+      HistoryEnd(prefix.num_pages() * kPageTokens, profile.windows().recent_tokens) / kPageTokens;
   uint32_t count = 0;
   for (uint32_t page = 0; page < prefix.num_pages(); ++page) {
-    const PageEncoding encoding = page < sink_pages ? PageEncoding::kBf16 : PageEncoding::kInt2;
+    const bool is_bf16_on_host =
+        prefix.HeadBlock(PageIdx(page), PageEncoding::kBf16, 0, 0) != nullptr;
+    const PageEncoding encoding = page < sink_pages || (page >= history_end && is_bf16_on_host)
+                                      ? PageEncoding::kBf16
+                                      : PageEncoding::kInt2;
     count += prefix.GpuPage(PageIdx(page), encoding) != nullptr ? 1u : 0u;
   }
   return count;

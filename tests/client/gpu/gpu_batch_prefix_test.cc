@@ -161,6 +161,28 @@ TEST_F(GpuBatchTest, StreamOfTheFirstStepWaitsForTheLayersOfAnUpload) {
   }
 }
 
+TEST_F(GpuBatchTest, RecentWindowThatIsOnTheGpuAtTwoBitsAloneIsNotAdoptedInSilence) {
+  GpuScene scene(FloatOptions());
+  const auto publisher = scene.NewLive(9);
+  ASSERT_TRUE(publisher->cpu->RetainTail(192).ok());
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  ASSERT_NO_FATAL_FAILURE(scene.Step(publisher.get(), 250));
+  const auto prefix = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  ASSERT_NE(prefix->GpuPage(PageIdx(2), PageEncoding::kInt2), nullptr);
+  ASSERT_NE(prefix->GpuPage(PageIdx(2), PageEncoding::kBf16), nullptr);
+  // As right after a publish, before the daemon has copied the tail up.
+  prefix->MoveToHost(PageIdx(2));
+  const auto reader = scene.NewSequence();
+  const absl::Status refused = reader->Adopt(prefix);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("page 2 (tokens 128 to 191) of the prefix is not on the GPU in BF16, which "
+                        "the recent window needs"));
+  // Of one that has no such rows, anywhere, the engine has said that it takes the codes.
+  prefix->Drop(PageIdx(2), PageEncoding::kBf16);
+  EXPECT_TRUE(reader->Adopt(prefix).ok());
+}
+
 TEST_F(GpuBatchTest, PrefixThatCannotBeAdoptedIsRefusedByNameAndTheSequenceGoesOn) {
   GpuScene scene(FloatOptions());
   const auto publisher = scene.NewLive(9);

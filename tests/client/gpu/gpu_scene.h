@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,12 +29,24 @@ class DevicePrefix : public PrefixHandle {
   DevicePrefix(const Sequence& sequence, uint32_t num_pages);
 
   // Forgets that a page is there in an encoding.
-  void Drop(PageIdx page, PageEncoding encoding) { images_[Index(page, encoding)] = nullptr; }
+  void Drop(PageIdx page, PageEncoding encoding) {
+    images_[Index(page, encoding)] = nullptr;
+    on_host_.reset();
+  }
+  // Says that the page's BF16 rows are in host memory.
+  void MoveToHost(PageIdx page) {
+    Drop(page, PageEncoding::kBf16);
+    on_host_ = page;
+  }
 
   uint32_t num_pages() const override { return num_pages_; }
   const ProfileId& profile_id() const override { return profile_id_; }
-  const std::byte* HeadBlock(PageIdx, PageEncoding, uint32_t, uint32_t) const override {
-    return nullptr;
+  const std::byte* HeadBlock(PageIdx page,
+                             PageEncoding encoding,
+                             uint32_t /*layer*/,
+                             uint32_t /*kv_head*/) const override {
+    static constexpr std::byte kSomewhere{};  // Nobody reads it.
+    return encoding == PageEncoding::kBf16 && on_host_ == page ? &kSomewhere : nullptr;
   }
   absl::Status WaitForLayer(uint32_t /*layer*/) override { return absl::OkStatus(); }
   absl::Status Validate() override {
@@ -64,6 +77,7 @@ class DevicePrefix : public PrefixHandle {
   const ProfileId profile_id_;
   std::unique_ptr<OwnGpuMemory> memory_;
   std::vector<const std::byte*> images_;
+  std::optional<PageIdx> on_host_;
 };
 
 struct GpuSceneOptions {
