@@ -2,6 +2,7 @@
 #include "client/transport/upload_plan.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace crumb {
 namespace {
@@ -44,6 +45,22 @@ UploadPlan::UploadPlan(const UploadShape& shape, const PageSource* source)
       }
     }
   }
+  if (first_image_layer_ == 0) {
+    SortByAddress();
+  }
+}
+
+// Images lie on the device in the order in which they lie here: the page tables name each, and
+// where all of a chunk is wanted, it is one copy a group of layers. A daemon that has demoted pages
+// on several threads has them in no order of its own.
+void UploadPlan::SortByAddress() {
+  const auto address = [this](const Image& image) {
+    return source_->HeadBlock(image.page, image.encoding, 0, shape_.heads.first);
+  };
+  std::sort(images_.begin(), images_.end(), [&](const Image& a, const Image& b) {
+    return a.encoding != b.encoding ? Index(a.encoding) < Index(b.encoding)
+                                    : std::less<>()(address(a), address(b));
+  });
 }
 
 size_t UploadPlan::bytes() const {

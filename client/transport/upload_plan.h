@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which copies bring the pages of a source that lie in host memory into device memory, by layer,
-// and where they lie there: page images of the rank's heads back to back, all INT2 first. Knows
-// addresses, and touches no byte of them.
+// and where they lie there: page images of the rank's heads back to back, all INT2 first, else in
+// the order of the source's addresses. Knows addresses, and touches no byte of them.
 #pragma once
 
 #include <cstddef>
@@ -58,6 +58,7 @@ class UploadPlan {
   size_t RangeBytes(PageEncoding encoding) const {
     return shape_.geometry.HeadRangeBytes(encoding);
   }
+  void SortByAddress();
   // Appends what brings a layer that lies block by block.
   void AddBlocks(uint32_t layer, std::vector<GpuRowCopy>& copies) const;
 

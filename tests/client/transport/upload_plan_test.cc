@@ -147,12 +147,15 @@ TEST(UploadPlanTest, EveryBlockComesToItsPlaceInItsImageOnce) {
   }
 }
 
-TEST(UploadPlanTest, PagesThatFollowEachOtherAreOneCopyAGroup) {
-  // Two encodings, and the last page's INT2 lies before its BF16, as in the plan.
-  EXPECT_LE(HostUpload(kShape, LaidOut(0, InOrder()), 100).num_copies(), 4u);
-  std::vector<uint32_t> backwards = InOrder();
-  std::reverse(backwards.begin(), backwards.end());
-  EXPECT_GE(HostUpload(kShape, LaidOut(0, backwards), 100).num_copies(), kPages);
+TEST(UploadPlanTest, PagesThatLieTogetherInAnyOrderAreOneCopyAGroup) {
+  std::vector<uint32_t> order = InOrder();
+  std::mt19937 random(2);
+  for (int i = 0; i < 20; ++i) {
+    // The first page has no INT2 and the last one has both encodings, so that there are at most
+    // three runs of INT2 and two of BF16.
+    EXPECT_LE(HostUpload(kShape, LaidOut(0, order), 100).num_copies(), 5u);
+    std::shuffle(order.begin(), order.end(), random);
+  }
 }
 
 TEST(UploadPlanTest, PagesOnTheDeviceStayThereAndOthersAreNot) {
