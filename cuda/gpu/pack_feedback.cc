@@ -65,25 +65,30 @@ class FeedbackPacker {
     for (size_t i = 0; i < kBlock; ++i) {
       const size_t row = block * kBlock + i;
       for (size_t j = i; j < kBlock; ++j) {
-        const double weight = i == j ? unit_ : At(row, block * kBlock + j);
+        const double weight = i == j ? unit_ : -At(row, block * kBlock + j);
         StoreHalf(layout_.diagonal(), row * kBlock + j, weight * inverses_[row]);
       }
     }
   }
 
-  // A[m][k] = C[16 row + k][16 column + m] / C[16 row + k][16 row + k], in four registers a lane of
-  // (g, t): rows g and g + 8 of columns 2t, 2t + 1, then of 2t + 8, 2t + 9.
+  // A[m][k] = -C[16 row + k][16 column + m] / C[16 row + k][16 row + k], in four registers a lane
+  // of (g, t): rows g and g + 8 of columns 2t, 2t + 1, then of 2t + 8, 2t + 9.
   void PackTile(size_t row, size_t column) {
-    const size_t tile =
-        layout_.feedback() +
-        HeadRecord::feedback_tile(static_cast<uint32_t>(row), static_cast<uint32_t>(column));
+    PackOperand(layout_.feedback() + HeadRecord::feedback_tile(static_cast<uint32_t>(row),
+                                                               static_cast<uint32_t>(column)),
+                [&](size_t k, size_t m) {
+                  return -At(row * kBlock + k, column * kBlock + m) * inverses_[row * kBlock + k];
+                });
+  }
+
+  template <typename Element>
+  void PackOperand(size_t offset, Element&& element) {
     size_t index = 0;
     for (size_t lane = 0; lane < kLanes; ++lane) {
       for (size_t part = 0; part < 4; ++part) {
-        const size_t to = column * kBlock + lane / 4 + part % 2 * 8;
         for (size_t i = 0; i < 2; ++i) {
-          const size_t from = row * kBlock + 2 * (lane % 4) + part / 2 * 8 + i;
-          StoreHalf(tile, index++, At(from, to) * inverses_[from]);
+          const size_t k = 2 * (lane % 4) + part / 2 * 8 + i;
+          StoreHalf(offset, index++, element(k, lane / 4 + part % 2 * 8));
         }
       }
     }
@@ -127,9 +132,6 @@ class FeedbackPacker {
     }
     for (size_t i = 0; i < dim_; ++i) {
       ones2 += ones[i] * ones[i];
-      Store(layout_.whitened_vectors(), i, static_cast<float>(1 / (unit_ * unit_ * inverses_[i])));
-      Store(layout_.whitened_vectors(), dim_ + i, static_cast<float>(ones[i]));
-      Store(layout_.whitened_vectors(), 2 * dim_ + i, static_cast<float>(mean[i]));
     }
     scalars->ones_in_metric = static_cast<float>(ones2);
     scalars->query_mean_sum = static_cast<float>(mean_sum);
@@ -138,20 +140,14 @@ class FeedbackPacker {
     scalars->mean_unit = PackReader(1, mean);
   }
 
-  // The tiles of a kRotateUpper, in fp16.
+  // Blocks on the diagonal of C's inverse are the inverses of those on C's.
   void PackWhitening(const std::vector<double>& inverse) {
-    size_t index = 0;
-    for (size_t tile = 0; tile < dim_ / 8; ++tile) {
-      for (size_t step = 0; step < dim_ / 16; ++step) {
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-          for (const size_t k : {size_t{0}, size_t{1}, size_t{8}, size_t{9}}) {
-            const size_t row = 16 * step + 2 * (lane % 4) + k;
-            const size_t column = 8 * tile + lane / 4;
-            StoreHalf(layout_.whitening(), index++,
-                      inverse[row * dim_ + column] * (unit_ * unit_ * inverses_[column]));
-          }
-        }
-      }
+    for (size_t block = 0; block < layout_.num_blocks(); ++block) {
+      PackOperand(layout_.whitening() + block * HeadRecord::kFeedbackTileBytes,
+                  [&](size_t k, size_t m) {
+                    const size_t column = block * kBlock + m;
+                    return inverse[(block * kBlock + k) * dim_ + column] / inverses_[column];
+                  });
     }
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Demotion of pages, oscar-int2: load 64 rows of K or V, rotate, round to two bits, pack, store.
+// Demotion of pages, oscar-int2, and of V's part under any codec: load 64 rows of K or V, rotate,
+// round to two bits, pack, store.
 //
 // A row of head_dim 128 is 256 bytes in and 36 out: at an H200's copy bandwidth of 4.1 TB/s 14
 // million rows a millisecond, in which all schedulers can issue 66 instructions a row. Rounding
@@ -57,8 +58,11 @@ class DemoteBlock {
   static constexpr int kThreads = 32 * kWarps;
   using Shared = DemoteShared<kDim, Rotation>;
 
-  __device__ __forceinline__ DemoteBlock(const DemotePagesParams& params, Shared& shared)
+  __device__ __forceinline__ DemoteBlock(const DemotePagesParams& params,
+                                         const UnitLine& line,
+                                         Shared& shared)
       : params_(params),
+        line_(line),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -67,12 +71,12 @@ class DemoteBlock {
     if (begin == end) {
       return;
     }
-    DemoteUnit unit(params_, begin);
+    DemoteUnit unit(line_, begin);
     LoadUnit(unit, 0);
     TakeHead(unit);
     for (uint32_t index = begin; index < end; ++index) {
       DemoteUnit next = unit;
-      const bool same_head = next.Advance(params_);
+      const bool same_head = next.Advance(line_);
       RowPairs<kDim> rows;
       WaitForCopies<0>();
       rotation_.TakeRows(shared_.tiles, shared_.rotation, params_.rows_are_rotated, index - begin,
@@ -90,18 +94,21 @@ class DemoteBlock {
   }
 
  private:
+  // What it reads of a record lies where any codec has it.
   __device__ static constexpr HeadRecord Layout() { return {kDim, false, false}; }
 
   __device__ __forceinline__ void LoadUnit(const DemoteUnit& unit, uint32_t tile) {
-    LoadRowsAsync<kDim, kWarps>(shared_.tiles[tile], unit.first_row(params_),
-                                unit.rows(params_).token_stride, warp_, lane_);
+    constexpr int kRows = int{kPageTokens} / kWarps;
+    const size_t stride = unit.rows(params_).token_stride;
+    LoadRowsAsync<kDim, kRows>(shared_.tiles[tile] + warp_ * kRows * int{PageTile<kDim>::kStride},
+                               unit.first_row(params_) + warp_ * kRows * stride, stride, lane_);
     CommitCopies();
   }
 
   // Parameters of another head, or of its V after its K. All warps have multiplied by the matrix of
   // the one before.
   __device__ __forceinline__ void TakeHead(const DemoteUnit& unit) {
-    const std::byte* record = unit.record(params_, Layout());
+    const std::byte* record = unit.record(params_);
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record + Layout().scalars());
     clip_from_top_ = static_cast<int>(scalars->clip_from_top[unit.is_value ? 1 : 0]);
     if (!params_.rows_are_rotated) {
@@ -143,6 +150,7 @@ class DemoteBlock {
   }
 
   const DemotePagesParams& params_;
+  const UnitLine& line_;
   Shared& shared_;
   const int warp_;
   const int lane_;
@@ -152,12 +160,12 @@ class DemoteBlock {
 
 template <int kDim, typename Rotation>
 __global__ __launch_bounds__(32 * Rotation::kWarps, Rotation::kBlocks) void DemoteKernel(
-    const __grid_constant__ DemotePagesParams params) {
+    const __grid_constant__ DemotePagesParams params, const __grid_constant__ UnitLine line) {
   extern __shared__ __align__(16) std::byte memory[];
   auto& shared = *reinterpret_cast<DemoteShared<kDim, Rotation>*>(memory);
-  const uint32_t begin = FirstUnitOf(params, blockIdx.x, 1);
-  const uint32_t end = FirstUnitOf(params, blockIdx.x + 1, 1);
-  DemoteBlock<kDim, Rotation>(params, shared).Run(begin, end);
+  const uint32_t num_units = line.num_units(params.num_layers);
+  DemoteBlock<kDim, Rotation>(params, line, shared)
+      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

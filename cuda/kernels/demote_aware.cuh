@@ -1,59 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Demotion of pages, oscar-int2-aware and oscar-int2-tilted: keys are rounded with feedback
-// (round_aware.cuh), values to nearest. Keys are nearly all of the time.
+// Demotion of K's part of pages, oscar-int2-aware and oscar-int2-tilted: rows are rounded with
+// feedback (round_aware.cuh). V's part is demote.cuh's.
+//
+// A block of four warps has two pages of one head at a time, of which each warp has the sixteen
+// tokens of one of the page's tiles: 32 rows, one a lane, from their centring to the page's words.
+// Only rotation is shared: each warp multiplies all rows by its columns, from where errors will be
+// to where the rows are.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/kernels/demote.cuh"
+#include "cuda/kernels/demote_unit.cuh"
+#include "cuda/kernels/page_words.cuh"
 #include "cuda/kernels/round_aware.cuh"
 
 namespace crumb::gpu {
 
-// Rounding with feedback takes much shared memory a warp: at 256, four of the eight do it.
 inline constexpr int kAwareWarps = 4;
+inline constexpr int kAwarePages = 2;
+inline constexpr int kAwareRows = kAwarePages * int{kPageTokens};
 
-template <int kDim, bool kTilted>
+template <int kDim>
 struct DemoteAwareShared {
   using Tile = PageTile<kDim>;
-  struct Empty {};
-  struct Sums {
-    float4 row_sums[RotateByWarps<kDim>::kWarps * kPageTokens];
-  };
+  static constexpr int kTileRowsBytes = 32 * static_cast<int>(Tile::kStride);  // Of a warp.
+  static constexpr HeadRecord kLayout{kDim, true, false};
+  static_assert(sizeof(AwareScratch<kDim>) * kAwareWarps >= kAwareRows * Tile::kStride,
+                "rows that are to be rotated lie where errors will be");
 
-  alignas(16) std::byte tiles[2][Tile::kBytes];
-  union {
-    alignas(16) uint32_t key_words[kPageTokens * Tile::kWordStride];
-    DemotedPart<kDim> part;
-  };
-  alignas(16) __half2 key_meta[kPageTokens];
   AwareScratch<kDim> scratch[kAwareWarps];
-  alignas(16) std::byte diagonal[kDim / 16 * HeadRecord::kDiagonalBytes];
-  [[no_unique_address]] std::conditional_t<kTilted, Sums, Empty> sums;
+  alignas(16) std::byte rows[kAwareRows * Tile::kStride];  // [warp, page, 16 tokens].
+  alignas(16) std::byte tiles[kLayout.feedback_bytes()];
+  alignas(16) std::byte diagonal[kLayout.diagonal_bytes()];
+  uint2 codes[kAwareWarps][kDim / 16 * 32];  // As RangeCodes has them.
+  alignas(16) __half2 meta[kAwarePages][kPageTokens];
+  alignas(4) __half weights[kDim];  // As RefitOperands has them.
+  uint32_t bad_rows[kAwareWarps];   // Those that are not finite, a bit each.
 };
 
 template <int kDim, bool kTilted>
 class DemoteAwareBlock {
  public:
-  static constexpr int kWarps = RotateByWarps<kDim>::kWarps;
-  static constexpr int kThreads = 32 * kWarps;
-  using Shared = DemoteAwareShared<kDim, kTilted>;
+  static constexpr int kThreads = 32 * kAwareWarps;
+  using Shared = DemoteAwareShared<kDim>;
   using Tile = PageTile<kDim>;
 
-  __device__ __forceinline__ DemoteAwareBlock(const DemotePagesParams& params, Shared& shared)
+  __device__ __forceinline__ DemoteAwareBlock(const DemotePagesParams& params,
+                                              const UnitLine& line,
+                                              Shared& shared)
       : params_(params),
+        line_(line),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32) {}
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        rows_(shared.rows + warp_ * Shared::kTileRowsBytes) {}
 
+  // Units of two pages.
   __device__ __forceinline__ void Run(uint32_t begin, uint32_t end) {
     if (begin == end) {
       return;
     }
-    DemoteUnit unit(params_, begin);
-    LoadUnit(unit, 0);
+    DemoteUnit unit(line_, begin);
+    LoadRows(unit);
     bool same_head = false;
     for (uint32_t index = begin; index < end; ++index) {
       if (!same_head) {
@@ -61,31 +70,29 @@ class DemoteAwareBlock {
       }
       WaitForCopies<0>();
       __syncthreads();
-      const uint32_t current = params_.rows_are_rotated ? (index - begin) % 2 : 1;
       if (!params_.rows_are_rotated) {
-        Rotate(unit);
+        Rotate();
       }
-      // Whitened rows take the place of the next ones.
+      const OpenRow open = OpenKeyRow<kDim>(rows_ + lane_ * int{Tile::kStride});
       DemoteUnit next = unit;
-      same_head = next.Advance(params_);
-      const uint32_t free_tile = params_.rows_are_rotated ? 1 - current : 0;
-      const bool loads_late = kTilted && !unit.is_value;
-      if (index + 1 < end && !loads_late) {
-        LoadUnit(next, free_tile);
+      same_head = next.Advance(line_);
+      const bool has_next = index + 1 < end;
+      if (has_next) {
+        PrefetchRows(next);
       }
-      const int bad_token = unit.is_value
-                                ? RoundValues(shared_.tiles[current])
-                                : RoundKeys(shared_.tiles[current], shared_.tiles[free_tile]);
-      const bool is_bad = bad_token < int{kPageTokens};
-      if (is_bad) {
-        unit.Report(params_, bad_token);
+      const uint32_t bad_rows = __ballot_sync(kFullWarp, !open.is_finite);
+      if (lane_ == 0) {
+        shared_.bad_rows[warp_] = bad_rows;
       }
-      const bool any_bad = __syncthreads_or(is_bad ? 1 : 0) != 0;
-      if (index + 1 < end && loads_late) {
-        LoadUnit(next, free_tile);
+      uint32_t words[kAwarePages][kDim / 32];
+      Round(open, words);
+      __syncthreads();  // Rows and errors are not needed any more; pairs and findings are there.
+      if (has_next && !params_.rows_are_rotated) {
+        LoadRows(next);
       }
-      if (!any_bad) {
-        Store(unit);
+      Store(unit, words);
+      if (has_next && params_.rows_are_rotated) {
+        LoadRows(next);
       }
       unit = next;
     }
@@ -94,120 +101,161 @@ class DemoteAwareBlock {
  private:
   __device__ static constexpr HeadRecord Layout() { return {kDim, true, kTilted}; }
 
-  __device__ __forceinline__ void LoadUnit(const DemoteUnit& unit, uint32_t tile) {
-    LoadRowsAsync<kDim, kWarps>(shared_.tiles[tile], unit.first_row(params_),
-                                unit.rows(params_).token_stride, warp_, lane_);
+  // A unit's page of the two, if it is there.
+  __device__ __forceinline__ DemoteUnit PageOf(const DemoteUnit& unit, int which) const {
+    DemoteUnit page = unit;
+    page.page = kAwarePages * unit.page + static_cast<uint32_t>(which);
+    return page;
+  }
+  __device__ __forceinline__ bool IsThere(const DemoteUnit& page) const {
+    return page.page < params_.num_pages;
+  }
+  // The warp's first row of a page.
+  __device__ __forceinline__ const std::byte* FirstRow(const DemoteUnit& page) const {
+    return page.first_row(params_) + kRowsOfWarp * warp_ * params_.keys.token_stride;
+  }
+
+  __device__ __forceinline__ void LoadRows(const DemoteUnit& unit) {
+    std::byte* to = params_.rows_are_rotated
+                        ? rows_
+                        : reinterpret_cast<std::byte*>(shared_.scratch) + (rows_ - shared_.rows);
+#pragma unroll
+    for (int i = 0; i < kAwarePages; ++i) {
+      const DemoteUnit page = PageOf(unit, i);
+      if (IsThere(page)) {
+        LoadRowsAsync<kDim, kRowsOfWarp>(to + i * kRowsOfWarp * int{Tile::kStride}, FirstRow(page),
+                                         params_.keys.token_stride, lane_);
+      }
+    }
     CommitCopies();
   }
 
-  // Parameters of another head, or of its V after its K.
+  // Into the cache that all multiprocessors share; a row a lane.
+  __device__ __forceinline__ void PrefetchRows(const DemoteUnit& unit) {
+    const DemoteUnit page = PageOf(unit, lane_ / kRowsOfWarp);
+    if (IsThere(page)) {
+      const std::byte* row = FirstRow(page) + lane_ % kRowsOfWarp * params_.keys.token_stride;
+#pragma unroll
+      for (int i = 0; i < int{Tile::kRowBytes}; i += 128) {
+        PrefetchToL2(row + i);
+      }
+    }
+  }
+
+  // Parameters of another head. All warps are done with those of the one before.
   __device__ __forceinline__ void TakeHead(const DemoteUnit& unit) {
-    record_ = unit.record(params_, Layout());
+    record_ = unit.record(params_);
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record_ + Layout().scalars());
-    clip_from_top_ = static_cast<int>(scalars->clip_from_top[unit.is_value ? 1 : 0]);
-    refit_ = {.row_sums = nullptr,
-              .num_parts = kWarps,
+    refit_ = {.whitening = record_ + Layout().whitening(),
               .readers = record_ + Layout().readers(),
+              .weights = shared_.weights,
               .loss_unit = scalars->loss_unit,
               .ones2 = scalars->ones_in_metric,
               .mean_sum = scalars->query_mean_sum,
               .ones_unit = scalars->ones_unit,
               .mean_unit = scalars->mean_unit};
-    const auto* from = reinterpret_cast<const uint4*>(record_ + Layout().diagonal());
-    auto* to = reinterpret_cast<uint4*>(shared_.diagonal);
-    for (int i = static_cast<int>(threadIdx.x); i < kDim * 2; i += kThreads) {
-      to[i] = from[i];
+    Take(shared_.diagonal, record_ + Layout().diagonal());
+    Take(shared_.tiles, record_ + Layout().feedback());
+    if constexpr (kTilted) {
+      const auto* diagonal = reinterpret_cast<const __half*>(record_ + Layout().diagonal());
+      for (int i = static_cast<int>(threadIdx.x); i < kDim; i += kThreads) {
+        shared_.weights[i] = diagonal[i * 16 + i % 16];
+      }
+    }
+  }
+  template <size_t kBytes>
+  __device__ __forceinline__ void Take(std::byte (&to)[kBytes], const std::byte* from) {
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(kBytes / 16); i += kThreads) {
+      reinterpret_cast<uint4*>(to)[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
     }
   }
 
-  // From the first tile to the second. Registers are short: the matrix comes from the cache each
-  // time.
-  __device__ __forceinline__ void Rotate(const DemoteUnit& unit) {
-    RotationColumns<kDim, kWarps> columns;
-    columns.Load(record_ + Layout().rotation(unit.is_value, kRotateUpper), warp_, lane_);
-    const auto* shift =
-        reinterpret_cast<const float*>(record_ + Layout().upper_shift(unit.is_value));
-    RotatePageRows<kDim, kWarps>(shared_.tiles[0], columns, shift, shared_.tiles[1], warp_, lane_);
+  // Registers are short: the matrix comes from the cache each time.
+  __device__ __forceinline__ void Rotate() {
+    constexpr int kSlices = kDim == 256 ? 8 : 4;  // Of columns.
+    const auto* shift = reinterpret_cast<const float*>(record_ + Layout().upper_shift(false));
+#pragma unroll 1
+    for (int slice = warp_; slice < kSlices; slice += kAwareWarps) {
+      RotationColumns<kDim, kSlices> columns;
+      columns.Load(record_ + Layout().rotation(false, kRotateUpper), slice, lane_);
+      RotatePageRows<kDim, kSlices, kAwareRows>(reinterpret_cast<const std::byte*>(shared_.scratch),
+                                                columns, shift, shared_.rows, slice, lane_);
+    }
     __syncthreads();
   }
 
-  // Both return the lane's first row that is not finite, kPageTokens if all are.
-
-  __device__ __forceinline__ int RoundValues(const std::byte* tile) {
-    if (warp_ >= kRoundingWarps) {
-      return kPageTokens;
+  // The warp's rows, to the lane's words of its tile of each page; their pairs to shared memory.
+  __device__ __forceinline__ void Round(const OpenRow& open,
+                                        uint32_t (&words)[kAwarePages][kDim / 32]) {
+    const FeedbackOperands feedback = {shared_.diagonal, shared_.tiles};
+    const RangeCodes codes = {shared_.codes[warp_]};
+    const RoundedRow rounded = RoundAttentionAware<kDim, kTilted>(
+        rows_, feedback, refit_, open, shared_.scratch[warp_], codes, lane_);
+    const uint32_t token = static_cast<uint32_t>(kRowsOfWarp * warp_ + lane_ % kRowsOfWarp);
+    shared_.meta[lane_ / kRowsOfWarp][Int2HeadBlock::MetaIndex(token)] =
+        __floats2half2_rn(rounded.levels.scale, rounded.levels.min);
+    const uint32_t take_second = __ballot_sync(kFullWarp, rounded.takes_second);
+    __syncwarp();  // All codes are there.
+#pragma unroll
+    for (int i = 0; i < kAwarePages; ++i) {
+      codes.template Select<kDim>(i * kRowsOfWarp, take_second, lane_, words[i]);
     }
-    RowPairs<kDim> rows;
-    rows.Load(tile + kRowsOfWarp * warp_ * int{Tile::kStride}, lane_);
-    const NearestRows nearest = FindLevels(rows, clip_from_top_, lane_);
-    shared_.part.SetMeta(nearest, warp_, lane_);
-    shared_.part.values.Pack(rows, nearest.bounds, warp_, lane_);
-    return nearest.is_finite ? int{kPageTokens} : NearestRows::TokenOf(warp_, lane_);
   }
 
-  // Of a page's rows each of kAwareWarps has sixteen.
-  __device__ __forceinline__ int RoundKeys(std::byte* rows, std::byte* whitened) {
-    const int first_token = kRowsOfWarp * warp_;
-    int bad_token = kPageTokens;
-    OpenRow open = {};
-    if (warp_ < kAwareWarps) {
-      open = OpenRows<kDim>(rows, first_token, lane_, bad_token);
-    }
-    if constexpr (kTilted) {
-      RotationColumns<kDim, kWarps> matrix;
-      matrix.Load(record_ + Layout().whitening(), warp_, lane_);
-      const auto* vectors = reinterpret_cast<const float*>(record_ + Layout().whitened_vectors());
-      __syncthreads();
-      WhitenPageRows<kDim, kWarps>(rows, matrix, vectors, whitened,
-                                   shared_.sums.row_sums + warp_ * int{kPageTokens}, warp_, lane_);
-      __syncthreads();
-      refit_.whitened = whitened;
-      refit_.row_sums = shared_.sums.row_sums;
-    }
-    if (warp_ < kAwareWarps) {
-      RoundAttentionAware<kDim, kTilted>(rows, shared_.diagonal, record_ + Layout().feedback(),
-                                         refit_, open, first_token, shared_.scratch[warp_],
-                                         shared_.key_words, shared_.key_meta, lane_);
-    }
-    return bad_token;
-  }
-
-  __device__ __forceinline__ void Store(const DemoteUnit& unit) {
+  __device__ __forceinline__ void Store(const DemoteUnit& unit,
+                                        const uint32_t (&words)[kAwarePages][kDim / 32]) {
     constexpr Int2HeadBlock kFormat{kDim, kDim};
-    std::byte* block = unit.block(params_);
-    if (unit.is_value) {
-      shared_.part.template StoreValues<kThreads>(block);
-    } else {
-      StoreKeyWords<kDim, kThreads>(shared_.key_words, block + kFormat.key_codes_offset());
-      StoreMeta(shared_.key_meta, block + kFormat.key_meta_offset());
+#pragma unroll
+    for (int i = 0; i < kAwarePages; ++i) {
+      const DemoteUnit page = PageOf(unit, i);
+      if (!IsThere(page)) {
+        break;
+      }
+      uint32_t bad_rows = 0;
+#pragma unroll
+      for (int warp = 0; warp < kAwareWarps; ++warp) {
+        bad_rows |= shared_.bad_rows[warp] >> (i * kRowsOfWarp) & 0xffffu;
+      }
+      if (bad_rows != 0) {
+        const uint32_t mine = shared_.bad_rows[warp_] >> (i * kRowsOfWarp) & 0xffffu;
+        if (mine != 0 && lane_ == 0) {
+          page.Report(params_, kRowsOfWarp * warp_ + __ffs(static_cast<int>(mine)) - 1);
+        }
+        continue;
+      }
+      std::byte* block = page.block(params_);
+      StoreKeyWords<kDim>(words[i], block + kFormat.key_codes_offset(), warp_, lane_);
+      StoreMeta(shared_.meta[i], block + kFormat.key_meta_offset());
     }
   }
 
   const DemotePagesParams& params_;
+  const UnitLine& line_;
   Shared& shared_;
   const int warp_;
   const int lane_;
+  std::byte* const rows_;  // The warp's.
   const std::byte* record_ = nullptr;
-  int clip_from_top_ = 0;
-  RefitOperands refit_;
+  RefitOperands refit_ = {};
 };
 
-template <int kDim>
-inline constexpr uint32_t kDemoteAwareBlocks = kDim == 64    ? 3
+// Of a multiprocessor.
+template <int kDim, bool kTilted>
+inline constexpr uint32_t kDemoteAwareBlocks = kDim == 64    ? (kTilted ? 3 : 4)
                                                : kDim == 128 ? 2
                                                              : 1;
 
+// `line` is of units of two pages, of keys.
 template <int kDim, bool kTilted>
-__global__ __launch_bounds__(
-    32 * RotateByWarps<kDim>::kWarps,
-    kDemoteAwareBlocks<kDim>) void DemoteAwareKernel(const __grid_constant__ DemotePagesParams
-                                                         params) {
-  constexpr uint32_t kKeyCost = 4;  // About as much as four pages of values.
+__global__
+__launch_bounds__(32 * kAwareWarps, (kDemoteAwareBlocks<kDim, kTilted>)) void DemoteAwareKernel(
+    const __grid_constant__ DemotePagesParams params, const __grid_constant__ UnitLine line) {
   extern __shared__ __align__(16) std::byte memory[];
-  auto& shared = *reinterpret_cast<DemoteAwareShared<kDim, kTilted>*>(memory);
-  const uint32_t begin = FirstUnitOf(params, blockIdx.x, kKeyCost);
-  const uint32_t end = FirstUnitOf(params, blockIdx.x + 1, kKeyCost);
-  DemoteAwareBlock<kDim, kTilted>(params, shared).Run(begin, end);
+  auto& shared = *reinterpret_cast<DemoteAwareShared<kDim>*>(memory);
+  const uint32_t num_units = line.num_units(params.num_layers);
+  DemoteAwareBlock<kDim, kTilted>(params, line, shared)
+      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

@@ -10,9 +10,9 @@
 // with both products exact on the integer tensor cores: 4 d^2 operations of a byte a row. As
 // stored, a row has four numbers, which its codes look up.
 //
-// grid = [blocks], each a contiguous share of the units (layer, head, K or V, page), pages fastest:
-// a warp keeps its columns of R^T in registers while the head stays the same. The next unit's codes
-// arrive while this one's rows are made. Where warpgroups multiply, expand_back.cuh rotates.
+// grid = [blocks], each a contiguous share of the units (page_unit.cuh): a warp keeps its columns
+// of R^T in registers while the head stays the same. The next unit's codes arrive while this one's
+// rows are made. Where warpgroups multiply, expand_back.cuh rotates.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@
 
 #include "crumb/cuda/expand_pages.h"
 #include "cuda/kernels/page_rows.cuh"
+#include "cuda/kernels/page_unit.cuh"
 #include "cuda/kernels/unpack_codes.cuh"
 
 namespace crumb::gpu {
@@ -52,42 +53,17 @@ struct ExpandShared {
   std::byte* targets[kPageTokens];  // Of the rows; null: not to be written.
 };
 
-// What is expanded at a time: the K or V of one page, layer and head.
-class ExpandUnit {
+// Where a unit's codes come from and its rows go to.
+class ExpandUnit : public PageUnit {
  public:
-  uint32_t page;
-  bool is_value;
-  uint32_t head;   // Counted from params.first_head.
-  uint32_t layer;  // Counted from params.first_layer.
-
-  // Unit `index` of a launch.
-  __device__ __forceinline__ ExpandUnit(const ExpandPagesParams& params, uint32_t index)
-      : num_pages_((params.num_tokens + kPageTokens - 1) / kPageTokens) {
-    page = index % num_pages_;
-    pair_ = index / num_pages_;
-    Split(params);
-  }
-  // The next one; whether it has the same matrix.
-  __device__ __forceinline__ bool Advance(const ExpandPagesParams& params) {
-    if (++page < num_pages_) {
-      return true;
-    }
-    page = 0;
-    ++pair_;
-    Split(params);
-    return false;
-  }
+  using PageUnit::PageUnit;
 
   __device__ __forceinline__ const std::byte* block(const ExpandPagesParams& params) const {
     const ConstDeviceBlocks& from = params.int2;
     return from.pages[page] + from.offset + layer * from.layer_stride + head * from.head_stride;
   }
-  // The parameters of its head, of `layout.bytes()`.
-  __device__ __forceinline__ const std::byte* record(const ExpandPagesParams& params,
-                                                     const HeadRecord& layout) const {
-    return params.heads.records + (size_t{params.first_layer + layer} * params.heads.num_kv_heads +
-                                   params.first_head + head) *
-                                      layout.bytes();
+  __device__ __forceinline__ const std::byte* record(const ExpandPagesParams& params) const {
+    return PageUnit::record(params.heads, params.first_layer, params.first_head);
   }
   // Where a row of it goes; null: nowhere, and counted if its block is not there.
   __device__ __forceinline__ std::byte* TargetOf(const ExpandPagesParams& params,
@@ -106,16 +82,6 @@ class ExpandUnit {
     return to.layers[layer] + to.offset + static_cast<size_t>(block) * to.block_stride +
            position % params.block_tokens * to.token_stride + head * to.head_stride;
   }
-
- private:
-  __device__ __forceinline__ void Split(const ExpandPagesParams& params) {
-    is_value = pair_ % 2 != 0;
-    head = pair_ / 2 % params.num_heads;
-    layer = pair_ / 2 / params.num_heads;
-  }
-
-  uint32_t num_pages_;
-  uint32_t pair_;  // Of K and V, heads, layers: K's or V's pages of one head.
 };
 
 // Starts to copy a unit's codes and meta to `to`.
@@ -178,8 +144,11 @@ class ExpandBlock {
   using Shared = ExpandShared<kDim, kSpace>;
   using Tile = PageTile<kDim>;
 
-  __device__ __forceinline__ ExpandBlock(const ExpandPagesParams& params, Shared& shared)
+  __device__ __forceinline__ ExpandBlock(const ExpandPagesParams& params,
+                                         const UnitLine& line,
+                                         Shared& shared)
       : params_(params),
+        line_(line),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -188,7 +157,7 @@ class ExpandBlock {
     if (begin == end) {
       return;
     }
-    ExpandUnit unit(params_, begin);
+    ExpandUnit unit(line_, begin);
     LoadPartAsync<kDim, kThreads>(shared_.parts[0], params_, unit);
     bool same_head = false;
     for (uint32_t index = begin; index < end; ++index) {
@@ -198,7 +167,7 @@ class ExpandBlock {
       WaitForCopies<0>();
       __syncthreads();
       ExpandUnit next = unit;
-      same_head = next.Advance(params_);
+      same_head = next.Advance(line_);
       const std::byte* part = shared_.parts[(index - begin) % 2];
       if (index + 1 < end) {
         LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2], params_, next);
@@ -225,7 +194,7 @@ class ExpandBlock {
   __device__ __forceinline__ void TakeHead(const ExpandUnit& unit) {
     if constexpr (kRotatesBack) {
       const HeadRecord layout{kDim, params_.heads.is_aware, params_.heads.is_tilted};
-      const std::byte* record = unit.record(params_, layout);
+      const std::byte* record = unit.record(params_);
       columns_.Load(record, layout, unit.is_value, warp_, lane_);
       const auto* scalars = reinterpret_cast<const HeadScalars*>(record + layout.scalars());
       unit_ = scalars->digit_unit[unit.is_value ? 1 : 0];
@@ -327,6 +296,7 @@ class ExpandBlock {
   }
 
   const ExpandPagesParams& params_;
+  const UnitLine& line_;
   Shared& shared_;
   const int warp_;
   const int lane_;
@@ -339,12 +309,12 @@ class ExpandBlock {
 template <int kDim, ExpandSpace kSpace>
 __global__
 __launch_bounds__(32 * kExpandWarps<kDim>, (kExpandBlocks<kDim, kSpace>)) void ExpandKernel(
-    const __grid_constant__ ExpandPagesParams params, uint32_t num_units) {
+    const __grid_constant__ ExpandPagesParams params, const __grid_constant__ UnitLine line) {
   extern __shared__ __align__(16) std::byte memory[];
   auto& shared = *reinterpret_cast<ExpandShared<kDim, kSpace>*>(memory);
-  const auto begin = static_cast<uint32_t>(uint64_t{num_units} * blockIdx.x / gridDim.x);
-  const auto end = static_cast<uint32_t>(uint64_t{num_units} * (blockIdx.x + 1) / gridDim.x);
-  ExpandBlock<kDim, kSpace>(params, shared).Run(begin, end);
+  const uint32_t num_units = line.num_units(params.num_layers);
+  ExpandBlock<kDim, kSpace>(params, line, shared)
+      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

@@ -42,8 +42,11 @@ class ExpandBackBlock {
   using Shared = ExpandBackShared<kDim>;
   using Tile = PageTile<kDim>;
 
-  __device__ __forceinline__ ExpandBackBlock(const ExpandPagesParams& params, Shared& shared)
+  __device__ __forceinline__ ExpandBackBlock(const ExpandPagesParams& params,
+                                             const UnitLine& line,
+                                             Shared& shared)
       : params_(params),
+        line_(line),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -53,7 +56,7 @@ class ExpandBackBlock {
     if (begin == end) {
       return;
     }
-    ExpandUnit unit(params_, begin);
+    ExpandUnit unit(line_, begin);
     LoadPartAsync<kDim, kThreads>(shared_.parts[0], params_, unit);
     bool same_head = false;
     for (uint32_t index = begin; index < end; ++index) {
@@ -63,7 +66,7 @@ class ExpandBackBlock {
       WaitForCopies<0>();
       __syncthreads();
       ExpandUnit next = unit;
-      same_head = next.Advance(params_);
+      same_head = next.Advance(line_);
       const std::byte* part = shared_.parts[(index - begin) % 2];
       if (index + 1 < end) {
         LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2], params_, next);
@@ -90,7 +93,7 @@ class ExpandBackBlock {
   __device__ __forceinline__ void TakeHead(const ExpandUnit& unit) {
     __syncthreads();
     const HeadRecord layout{kDim, params_.heads.is_aware, params_.heads.is_tilted};
-    const std::byte* record = unit.record(params_, layout);
+    const std::byte* record = unit.record(params_);
     // An operand's two words of a lane are of two cores.
 #pragma unroll 1
     for (int digit = 0; digit < 2; ++digit) {
@@ -218,6 +221,7 @@ class ExpandBackBlock {
   }
 
   const ExpandPagesParams& params_;
+  const UnitLine& line_;
   Shared& shared_;
   const int warp_;
   const int lane_;
@@ -227,12 +231,12 @@ class ExpandBackBlock {
 
 template <int kDim>
 __global__ __launch_bounds__(128, kExpandBackBlocks) void ExpandBackKernel(
-    const __grid_constant__ ExpandPagesParams params, uint32_t num_units) {
+    const __grid_constant__ ExpandPagesParams params, const __grid_constant__ UnitLine line) {
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<ExpandBackShared<kDim>*>(memory);
-  const auto begin = static_cast<uint32_t>(uint64_t{num_units} * blockIdx.x / gridDim.x);
-  const auto end = static_cast<uint32_t>(uint64_t{num_units} * (blockIdx.x + 1) / gridDim.x);
-  ExpandBackBlock<kDim>(params, shared).Run(begin, end);
+  const uint32_t num_units = line.num_units(params.num_layers);
+  ExpandBackBlock<kDim>(params, line, shared)
+      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

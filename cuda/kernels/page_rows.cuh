@@ -23,22 +23,19 @@ struct PageTile {
   static constexpr uint32_t kStride =
       kRowBytes + 16;  // Eight rows' chunks of 16 then meet no bank twice.
   static constexpr uint32_t kBytes = kPageTokens * kStride;
-  static constexpr int kWordsOfRow = kDim / 16;  // Row words: 16 codes each, channel 0 lowest.
-  static constexpr int kWordStride = kWordsOfRow + 1;
 };
 
-// Starts to copy kPageTokens / kWarps rows into `tile`, 16 bytes a lane and step: those of `warp`.
-template <int kDim, int kWarps>
-__device__ __forceinline__ void LoadRowsAsync(
-    std::byte* tile, const std::byte* rows, size_t token_stride, int warp, int lane) {
+// Starts to copy kRows rows to `to`, rows of a tile, 16 bytes a lane and step; one warp.
+template <int kDim, int kRows>
+__device__ __forceinline__ void LoadRowsAsync(std::byte* to,
+                                              const std::byte* from,
+                                              size_t token_stride,
+                                              int lane) {
   using Tile = PageTile<kDim>;
   constexpr int kChunks = Tile::kRowBytes / 16;
   constexpr int kStep = 32 / kChunks;  // Rows.
-  constexpr int kRows = int{kPageTokens} / kWarps;
-  const int row = warp * kRows + lane / kChunks;
-  const int chunk = lane % kChunks;
-  std::byte* to = tile + row * Tile::kStride + chunk * 16;
-  const std::byte* from = rows + row * token_stride + chunk * 16;
+  to += lane / kChunks * int{Tile::kStride} + lane % kChunks * 16;
+  from += lane / kChunks * token_stride + lane % kChunks * 16;
 #pragma unroll
   for (int i = 0; i < kRows / kStep; ++i) {
     CopyAsync16(to + i * kStep * Tile::kStride, from);
@@ -65,8 +62,8 @@ struct RotationColumns {
   }
 };
 
-// to = from * R + shift, rounded to bf16; all warps, each its columns.
-template <int kDim, int kWarps>
+// to = from * R + shift of kRows rows, rounded to bf16; all warps, each its columns.
+template <int kDim, int kWarps, int kRows = int{kPageTokens}>
 __device__ __forceinline__ void RotatePageRows(const std::byte* from,
                                                const RotationColumns<kDim, kWarps>& rotation,
                                                const float* shift,
@@ -84,7 +81,7 @@ __device__ __forceinline__ void RotatePageRows(const std::byte* from,
     start[n] = *reinterpret_cast<const float2*>(shift + first_column + 8 * n);
   }
 #pragma unroll 1
-  for (int row = 0; row < int{kPageTokens}; row += 16) {
+  for (int row = 0; row < kRows; row += 16) {
     float sums[Columns::kTiles][4];
 #pragma unroll
     for (int n = 0; n < Columns::kTiles; ++n) {
@@ -108,41 +105,6 @@ __device__ __forceinline__ void RotatePageRows(const std::byte* from,
       *reinterpret_cast<uint32_t*>(out + 8 * Tile::kStride + n * 16) =
           PackBf16(sums[n][2], sums[n][3]);
     }
-  }
-}
-
-// Eight bits, four codes, to the low two bits of each byte.
-__device__ __forceinline__ uint32_t SpreadCodes(uint32_t byte) {
-  const uint32_t pairs = (byte | byte << 12) & 0x000f000fu;
-  return (pairs | pairs << 6) & 0x03030303u;
-}
-
-// Word `word` of lane (g, t) of K's codes, out of row words.
-template <int kDim>
-__device__ __forceinline__ uint32_t KeyWord(const uint32_t* row_words, int word, int g, int t) {
-  using Tile = PageTile<kDim>;
-  constexpr int kSteps = kDim / 32;
-  const uint32_t* upper =
-      row_words + (16 * (word / kSteps) + g) * Tile::kWordStride + 2 * (word % kSteps);
-  const uint32_t* lower = upper + 8 * Tile::kWordStride;
-  const int shift = 8 * t;
-  return SpreadCodes(upper[0] >> shift & 0xff) | SpreadCodes(lower[0] >> shift & 0xff) << 2 |
-         SpreadCodes(upper[1] >> shift & 0xff) << 4 | SpreadCodes(lower[1] >> shift & 0xff) << 6;
-}
-
-// Writes K's codes of a head block.
-template <int kDim, int kThreads>
-__device__ __forceinline__ void StoreKeyWords(const uint32_t* row_words, std::byte* codes) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDim; i += kThreads) {
-    const int first = i / 32 * 4;
-    const int g = i % 32 / 4;
-    const int t = i % 4;
-    uint32_t words[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      words[w] = KeyWord<kDim>(row_words, first + w, g, t);
-    }
-    reinterpret_cast<uint4*>(codes)[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 

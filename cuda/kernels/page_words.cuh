@@ -16,6 +16,25 @@ __device__ __forceinline__ uint32_t FourCodes(uint32_t low, uint32_t high) {
   return (low & 0x0f0f0f0fu) | (high << 4 & 0xf0f0f0f0u);  // Other bytes are not looked at.
 }
 
+// The words of lane `lane` of the page's order, of K's tokens from 16 `tile` on, to K's part of a
+// head block.
+template <int kDim>
+__device__ __forceinline__ void StoreKeyWords(const uint32_t (&words)[kDim / 32],
+                                              std::byte* codes,
+                                              int tile,
+                                              int lane) {
+  if constexpr (kDim == 64) {
+    reinterpret_cast<uint2*>(codes)[(tile / 2 * 32 + lane) * 2 + tile % 2] =
+        make_uint2(words[0], words[1]);
+  } else {
+    auto* to = reinterpret_cast<uint4*>(codes) + tile * (kDim / 128) * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < kDim / 128; ++i) {
+      to[i * 32] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    }
+  }
+}
+
 // K's words of a warp's sixteen tokens.
 template <int kDim>
 struct KeyWords {
@@ -56,16 +75,7 @@ struct KeyWords {
 
   // `codes` is K's part of a head block; tokens are 16 `tile` on.
   __device__ __forceinline__ void Store(std::byte* codes, int tile, int lane) const {
-    if constexpr (kSteps == 2) {
-      reinterpret_cast<uint2*>(codes)[(tile / 2 * 32 + target(lane)) * 2 + tile % 2] =
-          make_uint2(words[0], words[1]);
-    } else {
-      auto* to = reinterpret_cast<uint4*>(codes) + tile * (kSteps / 4) * 32 + target(lane);
-#pragma unroll
-      for (int i = 0; i < kSteps / 4; ++i) {
-        to[i * 32] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-      }
-    }
+    StoreKeyWords<kDim>(words, codes, tile, target(lane));
   }
 };
 

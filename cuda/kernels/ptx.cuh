@@ -73,6 +73,11 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], const v
                : "memory");
 }
 
+// Starts to bring a line of device memory to the cache that all multiprocessors share.
+__device__ __forceinline__ void PrefetchToL2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Barriers in shared memory that count arrivals and, from 9.0 on, bytes.
 
 __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {

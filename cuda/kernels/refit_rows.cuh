@@ -6,9 +6,11 @@
 // t = m + (M - m m^T) x / sqrt(d).
 //
 // All products in M are plain ones of whitened rows, y = x C^-1, and feedback's weighted errors are
-// the whitened error. So the sums that a (row, range) needs are one more product on the tensor
-// cores: whitened rows, and the whitened row of ones and mean query, times the errors. The columns
-// of the whitened rows are in units that take the errors as feedback leaves them.
+// the whitened error. Whitening is feedback without rounding: y of a block of 16 channels, but for
+// C's diagonal, is what the row has there less what y of earlier blocks pushes into it, times the
+// inverse of the block on the diagonal. So it goes along with the rounding, block by block and by
+// the same operands, and the sums that a (row, range) needs are one more product on the tensor
+// cores: whitened rows, and the whitened row of ones and mean query, times the errors.
 #pragma once
 
 #include <cmath>
@@ -18,13 +20,12 @@
 
 namespace crumb::gpu {
 
-// What a warp needs of its head and of the page.
+// What a warp needs of its head.
 struct RefitOperands {
-  const std::byte* whitened;  // [token] rows as those of a PageTile, fp16; as WhitenPageRows.
-  const float4* row_sums;     // [num_parts, token], parts of the sums; as WhitenPageRows.
-  int num_parts;
-  const std::byte* readers;  // As HeadRecord::readers().
-  float loss_unit;           // These as HeadScalars has them.
+  const std::byte* whitening;  // As HeadRecord has them.
+  const std::byte* readers;
+  const __half* weights;  // In shared memory: the inverses on the diagonal, in their unit.
+  float loss_unit;        // These as HeadScalars has them.
   float ones2;
   float mean_sum;
   float ones_unit;
@@ -41,142 +42,177 @@ struct RefitProducts {
   float e_mean;
 };
 
-// to = from * C^-1 of the rows as OpenRows leaves them; all warps, each its columns. `sums` [token]
-// gets those columns' part of the sums of y.y, y.1 and y.m, in the units of the tile's rows.
-template <int kDim, int kWarps>
-__device__ __forceinline__ void WhitenPageRows(const std::byte* from,
-                                               const RotationColumns<kDim, kWarps>& matrix,
-                                               const float* vectors,
-                                               std::byte* to,
-                                               float4* sums,
-                                               int warp,
-                                               int lane) {
-  using Tile = PageTile<kDim>;
-  using Columns = RotationColumns<kDim, kWarps>;
-  const int g = lane / 4;
-  const int first_column = warp * Columns::kTiles * 8 + 2 * (lane % 4);
-#pragma unroll 1
-  for (int row = 0; row < int{kPageTokens}; row += 16) {
-    float y[Columns::kTiles][4] = {};
-    const std::byte* operand = OperandRow(from + row * Tile::kStride, Tile::kStride, lane);
-#pragma unroll
-    for (int k = 0; k < Columns::kSteps; ++k) {
-      uint32_t a[4];
-      LoadMatrices(a, operand + k * 32);
-#pragma unroll
-      for (int n = 0; n < Columns::kTiles; ++n) {
-        MmaF16(y[n], a, matrix.b[n][k].x, matrix.b[n][k].y);
-      }
-    }
-    std::byte* out = to + (row + g) * Tile::kStride + first_column * 2;
-    float parts[2][3] = {};
-#pragma unroll
-    for (int n = 0; n < Columns::kTiles; ++n) {
-      float2 of[3];
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        of[i] = __ldg(reinterpret_cast<const float2*>(vectors + i * kDim + first_column + 8 * n));
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<__half2*>(out + 8 * half * Tile::kStride + n * 16) =
-            __floats2half2_rn(y[n][2 * half], y[n][2 * half + 1]);
-        const float x = y[n][2 * half] * of[0].x;
-        const float next = y[n][2 * half + 1] * of[0].y;
-        parts[half][0] += x * x + next * next;
-        parts[half][1] += x * of[1].x + next * of[1].y;
-        parts[half][2] += x * of[2].x + next * of[2].y;
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        parts[half][i] += __shfl_xor_sync(kFullWarp, parts[half][i], 1);
-        parts[half][i] += __shfl_xor_sync(kFullWarp, parts[half][i], 2);
-      }
-      if (lane % 4 == 0) {
-        sums[row + 8 * half + g] =
-            make_float4(parts[half][0], parts[half][1], parts[half][2], 0.0f);
-      }
-    }
-  }
-}
+// The sums of a warp's 32 rows, as the tensor cores have them.
+template <int kDim, bool kRefit>
+class RefitSums {};
 
-// Of the lane's row and two ranges; levels are those that the errors are measured in. The whole
-// warp; its errors are lost.
 template <int kDim>
-__device__ __forceinline__ void MultiplyForRefit(AwareScratch<kDim>& scratch,
-                                                 const RefitOperands& operands,
-                                                 const OpenRow& open,
-                                                 int token,
-                                                 int lane,
-                                                 RefitProducts (&products)[kProblemsOfLane]) {
-  const std::byte* rows =
-      OperandRow(operands.whitened + (token - lane % kRowsOfWarp) * PageTile<kDim>::kStride,
-                 PageTile<kDim>::kStride, lane);
-  const auto* readers = reinterpret_cast<const uint2*>(operands.readers) + lane;
-  float with_rows[8][4] = {};  // [row, problem], tiles of eight problems.
-  float with_readers[8][4] = {};
-#pragma unroll 1
-  for (int k = 0; k < kDim / 16; ++k) {
-    uint32_t a[4];
-    LoadMatrices(a, rows + k * 32);
-    const uint2 reader = __ldg(&readers[k * 32]);
-    const uint32_t reader_rows[4] = {reader.x, 0, reader.y, 0};
+class RefitSums<kDim, true> {
+ public:
+  using Tile = PageTile<kDim>;
+  static constexpr int kTiles = 32 / kRowsOfWarp;
+
+  // Of a block of 16 channels whose errors are at `base` of the scratch. In `rows`, which are as
+  // OpenKeyRow left them, y takes its place.
+  template <typename Feedback>
+  __device__ __forceinline__ void AddBlock(std::byte* rows,
+                                           const Feedback& feedback,
+                                           const RefitOperands& head,
+                                           uint32_t base,
+                                           int block,
+                                           int lane) {
+    const uint4 inverse =
+        __ldg(reinterpret_cast<const uint4*>(head.whitening + block * 512) + lane);
+    const uint2 reader = __ldg(reinterpret_cast<const uint2*>(head.readers) + block * 32 + lane);
+    const auto* weights = reinterpret_cast<const __half2*>(head.weights + block * 16) + lane % 4;
+    const __half2 weight[2] = {weights[0], weights[4]};
+    uint32_t weighted[kTiles][4];
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
+    for (int m = 0; m < kTiles; ++m) {
+      std::byte* tile = rows + m * kRowsOfWarp * int{Tile::kStride};
+      uint32_t y[4];
+      Whiten(tile, feedback, inverse, block, lane, weight, y, squares_[m]);
+      MmaF16(rows_with_readers_[m], y, reader.x, reader.y);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const __half2 w = weight[i / 2];
+        weighted[m][i] = AsWord(__hmul2(AsHalves(y[i]), __hmul2(w, w)));
+      }
+    }
+    const uint32_t readers[4] = {reader.x, 0, reader.y, 0};
+#pragma unroll
+    for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
       uint32_t b[4];
-      AwareScratch<kDim>::LoadOperands(b, scratch.base(k), pair, lane);
+      AwareScratch<kDim>::LoadOperands(b, base, pair, lane);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        MmaF16(with_rows[2 * pair + i], a, b[2 * i], b[2 * i + 1]);
-        MmaF16(with_readers[2 * pair + i], reader_rows, b[2 * i], b[2 * i + 1]);
+        const int chunk = 2 * pair + i;
+        MmaF16(with_rows_[chunk], weighted[chunk / 4], b[2 * i], b[2 * i + 1]);
+        MmaF16(with_readers_[chunk], readers, b[2 * i], b[2 * i + 1]);
+      }
+    }
+    __syncwarp();  // Rows are as said.
+  }
+
+  // Of the lane's row. The whole warp; its errors are lost.
+  __device__ __forceinline__ void Finish(AwareScratch<kDim>& scratch,
+                                         const RefitOperands& head,
+                                         const OpenRow& open,
+                                         int lane,
+                                         RefitProducts (&products)[kRangesOfRow]) {
+    // [3][64 problems]: with the problem's own row, with ones, with the mean; [32 rows]: y.y, y.1,
+    // y.m.
+    auto* sums = reinterpret_cast<float2*>(scratch.errors);
+    auto* of_rows = reinterpret_cast<float4*>(sums + 3 * 32);
+    const int g = lane / 4;
+    const int t = lane % 4;
+#pragma unroll
+    for (int chunk = 0; chunk < kProblemChunks; ++chunk) {
+      // Problems 8 chunk + 2t and the next are of row 4 chunk + t.
+      if (g == (4 * chunk + t) % 8) {
+        const int half = 4 * chunk % kRowsOfWarp / 8;
+        sums[4 * chunk + t] =
+            make_float2(with_rows_[chunk][2 * half], with_rows_[chunk][2 * half + 1]);
+      }
+      if (g < 2) {
+        sums[32 * (1 + g) + 4 * chunk + t] =
+            make_float2(with_readers_[chunk][0], with_readers_[chunk][1]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float square = squares_[m][half];
+        square += __shfl_xor_sync(kFullWarp, square, 1);
+        square += __shfl_xor_sync(kFullWarp, square, 2);
+        if (t == 0) {
+          of_rows[kRowsOfWarp * m + 8 * half + g] = make_float4(
+              square, rows_with_readers_[m][2 * half], rows_with_readers_[m][2 * half + 1], 0.0f);
+        }
+      }
+    }
+    __syncwarp();
+    const float4 of_row = of_rows[lane];
+    const float y2 = head.loss_unit * of_row.x;
+    const float y_ones = head.ones_unit * of_row.y;
+    const float y_mean = head.mean_unit * of_row.z;
+    const float2 ex = sums[lane];
+    const float2 e_ones = sums[32 + lane];
+    const float2 e_mean = sums[64 + lane];
+#pragma unroll
+    for (int i = 0; i < kRangesOfRow; ++i) {
+      RefitProducts& of = products[i];
+      const float scale = open.levels[i].scale;
+      of.e_ones = scale * head.ones_unit * (i == 0 ? e_ones.x : e_ones.y);
+      of.e_mean = scale * head.mean_unit * (i == 0 ? e_mean.x : e_mean.y);
+      of.ex = scale * head.loss_unit * open.size * (i == 0 ? ex.x : ex.y) + open.center * of.e_ones;
+      of.x_ones = open.size * y_ones + open.center * head.ones2;
+      of.x_mean = open.size * y_mean + open.center * head.mean_sum;
+      of.x2 = open.size * (open.size * y2 + 2 * open.center * y_ones) +
+              open.center * open.center * head.ones2;
+    }
+    __syncwarp();  // The scratch is free.
+  }
+
+ private:
+  // y of sixteen rows' channels of the block, as operand A, and to where the rows are.
+  template <typename Feedback>
+  static __device__ __forceinline__ void Whiten(std::byte* rows,
+                                                const Feedback& feedback,
+                                                const uint4& inverse,
+                                                int block,
+                                                int lane,
+                                                const __half2 (&weight)[2],
+                                                uint32_t (&y)[4],
+                                                float (&squares)[2]) {
+    const std::byte* operand = OperandRow(rows, Tile::kStride, lane);
+    uint32_t a[4];
+    LoadMatrices(a, operand + block * 32);
+    float open[2][4];  // [columns 8 n on].
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = __half22float2(AsHalves(a[i]));
+      open[i / 2][i % 2 * 2] = x.x;
+      open[i / 2][i % 2 * 2 + 1] = x.y;
+    }
+    // The operand A that takes errors along the columns is the two operands B that take y along
+    // the rows.
+#pragma unroll 2
+    for (int k = 0; k < block; ++k) {
+      const uint4 tile = feedback.Tile(k, block, lane);
+      LoadMatrices(a, operand + k * 32);
+      MmaF16(open[0], a, tile.x, tile.z);
+      MmaF16(open[1], a, tile.y, tile.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = AsWord(__floats2half2_rn(open[i / 2][i % 2 * 2], open[i / 2][i % 2 * 2 + 1]));
+    }
+    float whitened[2][4] = {};
+    MmaF16(whitened[0], a, inverse.x, inverse.z);
+    MmaF16(whitened[1], a, inverse.y, inverse.w);
+    __syncwarp();  // The block's rows have been read.
+    std::byte* to = rows + lane / 4 * int{Tile::kStride} + block * 32 + lane % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 w = __half22float2(weight[n]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 of = make_float2(whitened[n][2 * half], whitened[n][2 * half + 1]);
+        y[2 * n + half] = AsWord(__floats2half2_rn(of.x, of.y));
+        *reinterpret_cast<uint32_t*>(to + half * 8 * int{Tile::kStride} + n * 16) = y[2 * n + half];
+        const float2 weighted = make_float2(of.x * w.x, of.y * w.y);
+        squares[half] = fmaf(weighted.x, weighted.x, fmaf(weighted.y, weighted.y, squares[half]));
       }
     }
   }
-  __syncwarp();
-  // [3][64 problems]: with the problem's own row, with ones, with the mean.
-  auto* sums = reinterpret_cast<float2*>(scratch.errors);
-  const int g = lane / 4;
-  const int t = lane % 4;
-#pragma unroll
-  for (int chunk = 0; chunk < 8; ++chunk) {
-    // Problems 8 chunk + 2t and the next are of row (4 chunk + t) % 16.
-    if (g == (4 * chunk + t) % 8) {
-      const int half = 4 * chunk % 16 / 8;
-      sums[4 * chunk + t] = make_float2(with_rows[chunk][2 * half], with_rows[chunk][2 * half + 1]);
-    }
-    if (g < 2) {
-      sums[32 * (1 + g) + 4 * chunk + t] =
-          make_float2(with_readers[chunk][0], with_readers[chunk][1]);
-    }
-  }
-  float3 of_row = make_float3(0, 0, 0);
-  for (int part = 0; part < operands.num_parts; ++part) {
-    const float4 of_part = operands.row_sums[part * int{kPageTokens} + token];
-    of_row.x += of_part.x;
-    of_row.y += of_part.y;
-    of_row.z += of_part.z;
-  }
-  __syncwarp();
-  const float2 ex = sums[lane];
-  const float2 e_ones = sums[32 + lane];
-  const float2 e_mean = sums[64 + lane];
-#pragma unroll
-  for (int i = 0; i < kProblemsOfLane; ++i) {
-    RefitProducts& of = products[i];
-    const float scale = open.levels[i].scale;
-    of.e_ones = scale * operands.ones_unit * (i == 0 ? e_ones.x : e_ones.y);
-    of.e_mean = scale * operands.mean_unit * (i == 0 ? e_mean.x : e_mean.y);
-    of.ex =
-        scale * operands.loss_unit * open.size * (i == 0 ? ex.x : ex.y) + open.center * of.e_ones;
-    of.x_ones = open.size * of_row.y + open.center * operands.ones2;
-    of.x_mean = open.size * of_row.z + open.center * operands.mean_sum;
-    of.x2 = open.size * (open.size * of_row.x + 2 * open.center * of_row.y) +
-            open.center * open.center * operands.ones2;
-  }
-}
+
+  float with_rows_[kProblemChunks][4] = {};  // [row, problem], tiles of eight problems.
+  float with_readers_[kProblemChunks][4] = {};
+  float rows_with_readers_[kTiles][4] = {};
+  float squares_[kTiles][2] = {};  // Of the lane's share of y, weighted.
+};
 
 // As the twin's RefitForReaders; e2 is the error's square in the metric. Returns the loss.
 template <int kDim>

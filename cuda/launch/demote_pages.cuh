@@ -5,56 +5,60 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/demote.cuh"
 #include "cuda/kernels/demote_aware.cuh"
 #include "cuda/launch/demote_pages.h"
 
 namespace crumb::gpu {
 
-inline uint32_t NumDemoteUnits(const DemotePagesParams& params) {
-  return params.num_pages * params.num_layers * params.num_heads * 2;
-}
-
+// Shares take unequal time, so each multiprocessor has several, but none so short that loading its
+// matrices counts. `at_a_time`: blocks that run at the same time.
 template <typename Kernel>
 int LaunchDemoteKernel(Kernel kernel,
                        const DemotePagesParams& params,
-                       uint32_t blocks,
+                       const UnitLine& line,
+                       uint32_t at_a_time,
                        int threads,
                        size_t shared_bytes,
                        CUstream_st* stream) {
+  constexpr uint32_t kUnitsOfShare = 32;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) {
     return error;
   }
+  const uint32_t units = line.num_units(params.num_layers);
+  const uint32_t turns = std::max(units / (at_a_time * kUnitsOfShare), 1u);
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(std::min(blocks, NumDemoteUnits(params)));
+  config.gridDim = dim3(std::min(turns * at_a_time, units));
   config.blockDim = dim3(static_cast<uint32_t>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return cudaLaunchKernelEx(&config, kernel, params, line);
 }
 
-// oscar-int2.
+// Rounded to nearest.
 template <int kDim, typename Rotation>
 int LaunchDemoteNearest(const DemotePagesParams& params,
+                        PageParts parts,
                         uint32_t num_multiprocessors,
                         CUstream_st* stream) {
-  // Shares take unequal time, so each multiprocessor has several, but none so short that loading
-  // its matrices counts.
-  constexpr uint32_t kUnitsOfShare = 32;
-  const uint32_t at_a_time = num_multiprocessors * Rotation::kBlocks;
-  const uint32_t turns = std::max(NumDemoteUnits(params) / (at_a_time * kUnitsOfShare), 1u);
-  return LaunchDemoteKernel(DemoteKernel<kDim, Rotation>, params, turns * at_a_time,
-                            32 * Rotation::kWarps, sizeof(DemoteShared<kDim, Rotation>), stream);
+  return LaunchDemoteKernel(DemoteKernel<kDim, Rotation>, params,
+                            {params.num_pages, params.num_heads, parts},
+                            num_multiprocessors * Rotation::kBlocks, 32 * Rotation::kWarps,
+                            sizeof(DemoteShared<kDim, Rotation>), stream);
 }
 
+// Keys, with feedback.
 template <int kDim, bool kTilted>
 int LaunchDemoteAware(const DemotePagesParams& params,
                       uint32_t num_multiprocessors,
                       CUstream_st* stream) {
-  return LaunchDemoteKernel(
-      DemoteAwareKernel<kDim, kTilted>, params, num_multiprocessors * kDemoteAwareBlocks<kDim>,
-      32 * RotateByWarps<kDim>::kWarps, sizeof(DemoteAwareShared<kDim, kTilted>), stream);
+  const uint32_t units = (params.num_pages + kAwarePages - 1) / kAwarePages;
+  return LaunchDemoteKernel(DemoteAwareKernel<kDim, kTilted>, params,
+                            {units, params.num_heads, PageParts::kKeys},
+                            num_multiprocessors * kDemoteAwareBlocks<kDim, kTilted>,
+                            32 * kAwareWarps, sizeof(DemoteAwareShared<kDim>), stream);
 }
 
 template <int kDim>
@@ -62,18 +66,23 @@ int LaunchDemote(const DemotePagesParams& params,
                  bool has_warpgroups,
                  uint32_t num_multiprocessors,
                  CUstream_st* stream) {
+  auto parts = PageParts::kKeysAndValues;
   if (params.heads.is_aware) {
-    return params.heads.is_tilted
-               ? LaunchDemoteAware<kDim, true>(params, num_multiprocessors, stream)
-               : LaunchDemoteAware<kDim, false>(params, num_multiprocessors, stream);
+    const int error = params.heads.is_tilted
+                          ? LaunchDemoteAware<kDim, true>(params, num_multiprocessors, stream)
+                          : LaunchDemoteAware<kDim, false>(params, num_multiprocessors, stream);
+    if (error != cudaSuccess) {
+      return error;
+    }
+    parts = PageParts::kValues;
   }
   if constexpr (kDim <= 128) {
     if (has_warpgroups) {
-      return LaunchDemoteNearest<kDim, RotateByWarpgroup<kDim>>(params, num_multiprocessors,
+      return LaunchDemoteNearest<kDim, RotateByWarpgroup<kDim>>(params, parts, num_multiprocessors,
                                                                 stream);
     }
   }
-  return LaunchDemoteNearest<kDim, RotateByWarps<kDim>>(params, num_multiprocessors, stream);
+  return LaunchDemoteNearest<kDim, RotateByWarps<kDim>>(params, parts, num_multiprocessors, stream);
 }
 
 }  // namespace crumb::gpu

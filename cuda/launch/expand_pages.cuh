@@ -14,7 +14,7 @@ namespace crumb::gpu {
 template <typename Kernel>
 int LaunchExpandKernel(Kernel kernel,
                        const ExpandPagesParams& params,
-                       uint32_t units,
+                       const UnitLine& line,
                        uint32_t blocks,
                        int threads,
                        size_t shared_bytes,
@@ -25,11 +25,11 @@ int LaunchExpandKernel(Kernel kernel,
     return error;
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(std::min(units, blocks));
+  config.gridDim = dim3(std::min(line.num_units(params.num_layers), blocks));
   config.blockDim = dim3(static_cast<uint32_t>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, params, units);
+  return cudaLaunchKernelEx(&config, kernel, params, line);
 }
 
 template <int kDim>
@@ -37,11 +37,11 @@ int LaunchExpand(const ExpandPagesParams& params,
                  bool has_warpgroups,
                  uint32_t num_multiprocessors,
                  CUstream_st* stream) {
-  const uint32_t pages = (params.num_tokens + kPageTokens - 1) / kPageTokens;
-  const uint32_t units = pages * params.num_layers * params.num_heads * 2;
+  const UnitLine line = {(params.num_tokens + kPageTokens - 1) / kPageTokens, params.num_heads,
+                         PageParts::kKeysAndValues};
   constexpr int kThreads = 32 * kExpandWarps<kDim>;
   if (params.space == ExpandSpace::kRotated) {
-    return LaunchExpandKernel(ExpandKernel<kDim, ExpandSpace::kRotated>, params, units,
+    return LaunchExpandKernel(ExpandKernel<kDim, ExpandSpace::kRotated>, params, line,
                               num_multiprocessors * kExpandBlocks<kDim, ExpandSpace::kRotated>,
                               kThreads, sizeof(ExpandShared<kDim, ExpandSpace::kRotated>), stream);
   }
@@ -50,13 +50,14 @@ int LaunchExpand(const ExpandPagesParams& params,
       // Several shares a multiprocessor, but none so short that loading its matrices counts.
       constexpr uint32_t kUnitsOfShare = 32;
       const uint32_t at_a_time = num_multiprocessors * kExpandBackBlocks;
-      const uint32_t turns = std::max(units / (at_a_time * kUnitsOfShare), 1u);
-      return LaunchExpandKernel(ExpandBackKernel<kDim>, params, units, turns * at_a_time,
+      const uint32_t turns =
+          std::max(line.num_units(params.num_layers) / (at_a_time * kUnitsOfShare), 1u);
+      return LaunchExpandKernel(ExpandBackKernel<kDim>, params, line, turns * at_a_time,
                                 ExpandBackBlock<kDim>::kThreads, sizeof(ExpandBackShared<kDim>),
                                 stream);
     }
   }
-  return LaunchExpandKernel(ExpandKernel<kDim, ExpandSpace::kModel>, params, units,
+  return LaunchExpandKernel(ExpandKernel<kDim, ExpandSpace::kModel>, params, line,
                             num_multiprocessors * kExpandBlocks<kDim, ExpandSpace::kModel>,
                             kThreads, sizeof(ExpandShared<kDim, ExpandSpace::kModel>), stream);
 }

@@ -49,9 +49,9 @@ struct HeadRecord {
   constexpr size_t row_sums(bool is_value) const { return vectors() + vector(is_value, 3); }
   constexpr size_t scalars() const { return vectors() + 8 * vector_bytes(); }
   static constexpr size_t scalars_bytes() { return 64; }
-  // The feedback factor C in fp16, each row divided by its diagonal element, so that it takes
-  // errors as they are; in blocks of 16 x 16. [num_blocks, 16, 16]: those on the diagonal, where
-  // the elements' inverses are, in a unit of their own (HeadScalars::loss_unit).
+  // The negative of the feedback factor C in fp16, each row divided by its diagonal element, so
+  // that it takes errors as they are; in blocks of 16 x 16. [num_blocks, 16, 16]: those on the
+  // diagonal, where the elements' inverses are, in a unit of their own (HeadScalars::loss_unit).
   constexpr size_t diagonal() const { return scalars() + scalars_bytes(); }
   constexpr size_t diagonal_bytes() const {
     return is_aware ? size_t{num_blocks()} * kDiagonalBytes : 0;
@@ -73,14 +73,14 @@ struct HeadRecord {
   constexpr size_t query_rotation(RotationPart part) const {
     return is_tilted ? tilted() + part * matrix_bytes() : rotation(false, part);
   }
-  // Rows are whitened by C^-1: the product of two is then that of the rows in their metric M. Here
-  // each column has a unit of its own, so that it meets errors as they are: the tiles of a
-  // kRotateUpper, in fp16. [3, dim] f32: these units, the row of ones and the mean query, whitened.
+  // The inverses of the blocks on the diagonal of C, rows divided as above, in fp16: two operands
+  // B of m16n8k16 each, in the order of a feedback tile.
   constexpr size_t whitening() const { return tilted() + 2 * matrix_bytes(); }
-  constexpr size_t whitened_vectors() const { return whitening() + matrix_bytes(); }
-  // Those two as rows 0 and 1 of A of m16n8k16 in fp16, to meet errors as they are, each in a unit
-  // of its own; rows 8..15 are left out. [dim/16 steps][32 lanes] of 8 bytes.
-  constexpr size_t readers() const { return whitened_vectors() + 3 * vector_bytes(); }
+  constexpr size_t whitening_bytes() const { return size_t{num_blocks()} * kFeedbackTileBytes; }
+  // The row of ones and the mean query, whitened by C^-1, as rows 0 and 1 of A of m16n8k16 in
+  // fp16, to meet errors as they are, each in a unit of its own; rows 8..15 are left out.
+  // [dim/16 steps][32 lanes] of 8 bytes.
+  constexpr size_t readers() const { return whitening() + whitening_bytes(); }
   constexpr size_t readers_bytes() const { return size_t{num_blocks()} * 256; }
 
   constexpr size_t bytes() const {

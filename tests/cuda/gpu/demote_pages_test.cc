@@ -182,7 +182,7 @@ TEST_P(DemotePagesGpuTest, PlainRowsAreRotatedByTheirHeadsMatrix) {
 
 // K and V of all pages of two heads, rotated; V is the twin's bytes.
 void ExpectTheTwinsLoss(uint32_t dim, CodecId codec) {
-  const PageScene scene({1, 2, dim, dim}, codec, 16);
+  const PageScene scene({1, 2, dim, dim}, codec, 15);
   const std::vector<BFloat16> rows = scene.RandomRows(9);
   DevicePages device(scene, rows);
   device.params().rows_are_rotated = true;
