@@ -70,7 +70,8 @@ class HeadBlock {
              .key_metric = metric_.data(),
              .query_mean = mean_.data(),
              .key_clip = 0.96f,
-             .value_clip = 0.92f};
+             .value_clip = 0.92f,
+             .values_by_deviation = codec == CodecId::kOscarInt2Lm};
   }
   HeadBlock(const HeadBlock&) = delete;
   HeadBlock& operator=(const HeadBlock&) = delete;
@@ -93,6 +94,7 @@ class HeadBlock {
     const double square = static_cast<double>(kPageTokens) * head_.key_dim * head_.key_dim;
     switch (head_.codec) {
       case CodecId::kOscarInt2:
+      case CodecId::kOscarInt2Lm:
         return 0;
       case CodecId::kOscarInt2Aware:
         return 4 * 0.5 * square;
@@ -156,7 +158,7 @@ void Measure(MatrixProduct& product, uint32_t dim, CodecId codec, CpuPath path) 
                             .limit = limit * 1e9 / counted * kPageTokens,
                             .unit = "rows of K and V/s",
                             .limit_name = "the counted multiply-adds at the product's rate"});
-  if (codec != CodecId::kOscarInt2) {
+  if (HasFeedback(codec)) {
     Register(name + "/rounding_alone",
              {.value = Median(rounding) * block.rounding_multiply_adds() / 1e9,
               .limit = limit,
@@ -175,8 +177,7 @@ int main(int argc, char** argv) {
   crumb::bench::MatrixProduct product;
   for (const CpuPath path : {CpuPath::kAvx512, CpuPath::kAvx2}) {
     for (const uint32_t dim : {64u, 128u, 256u}) {
-      for (const CodecId codec :
-           {CodecId::kOscarInt2Tilted, CodecId::kOscarInt2Aware, CodecId::kOscarInt2}) {
+      for (const CodecId codec : crumb::kCodecs) {
         if (crumb::CpuPathAvailable(path)) {
           crumb::bench::Measure(product, dim, codec, path);
         }

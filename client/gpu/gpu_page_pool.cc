@@ -28,6 +28,13 @@ absl::Status CheckOptions(const GpuPagePool::Options& options) {
                      absl::StrCat("[", heads.first, ", ", heads.first, " + ", heads.count, ")"),
                      absl::StrCat("within the profile's ", model_heads, " KV heads"));
   }
+  if (!HasDemotionKernels(*options.profile)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "GpuPagePool::Options::profile, of ", std::string(CodecName(options.profile->codec())),
+        ", has rows that are rounded by their mean and deviation, for which the GPU has no kernel: "
+        "use a Sequence of the CPU, or fit a profile of oscar-int2-tilted with --value-levels "
+        "range"));
+  }
   if (options.int2_pages == 0 || options.bf16_pages == 0) {
     return BadOption(options.int2_pages == 0 ? "int2_pages" : "bf16_pages", "0",
                      "1 or more; a sequence needs pages of both kinds");

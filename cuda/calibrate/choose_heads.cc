@@ -29,6 +29,7 @@ struct NamedValues {
   std::string name;
   ValueBasis basis = ValueBasis::kEnergy;
   float clip = 0;
+  bool by_deviation = false;  // Then without a clip.
 };
 
 // The default first, then what changes one thing of it.
@@ -62,16 +63,18 @@ std::vector<NamedValues> ValueRecipes(const FitOptions& options, bool choose) {
                            : options.value_rotation == RotationKind::kPerLayer
                                ? ValueBasis::kLayer
                                : ValueBasis::kEnergy;
-  std::vector<NamedValues> recipes = {{"default", basis, options.value_clip}};
+  const bool by_deviation = options.value_levels == ValueLevels::kDeviation;
+  const float clip = by_deviation ? 0 : options.value_clip;
+  std::vector<NamedValues> recipes = {{"default", basis, clip, by_deviation}};
   if (!choose) {
     return recipes;
   }
   if (basis != ValueBasis::kHadamard) {
-    recipes.push_back({"Hadamard alone", ValueBasis::kHadamard, options.value_clip});
+    recipes.push_back({"Hadamard alone", ValueBasis::kHadamard, clip, by_deviation});
   }
-  recipes.push_back({"rotation by attention", ValueBasis::kAttention, options.value_clip});
-  for (const float clip : {0.97F, 0.95F, 0.90F, 0.87F}) {
-    recipes.push_back({absl::StrCat("clip ", clip), basis, clip});
+  recipes.push_back({"rotation by attention", ValueBasis::kAttention, clip, by_deviation});
+  for (const float ratio : {0.97F, 0.95F, 0.90F, 0.87F}) {
+    recipes.push_back({absl::StrCat("clip ", ratio), basis, ratio});
   }
   return recipes;
 }
@@ -119,7 +122,7 @@ class LayerChooser {
   absl::Status FitHead(uint32_t head, FittedHead* fitted, HeadChoice* choice) const;
   HeadParameters Parameters(const FittedKeys& keys,
                             const FloatMatrix& value_rotation,
-                            float value_clip) const;
+                            const NamedValues& values) const;
 
   const Statistics& statistics_;
   const FitOptions& options_;
@@ -171,7 +174,7 @@ absl::StatusOr<FloatMatrix> LayerChooser::FitValueRotation(size_t block, ValueBa
 
 HeadParameters LayerChooser::Parameters(const FittedKeys& keys,
                                         const FloatMatrix& value_rotation,
-                                        float value_clip) const {
+                                        const NamedValues& values) const {
   return {.key_dim = statistics_.geometry.key_dim,
           .value_dim = statistics_.geometry.value_dim,
           .codec = CodecId::kOscarInt2Tilted,
@@ -183,7 +186,8 @@ HeadParameters LayerChooser::Parameters(const FittedKeys& keys,
           .key_metric = keys.metric.data(),
           .query_mean = keys.query_mean.data(),
           .key_clip = 0,
-          .value_clip = value_clip};
+          .value_clip = values.clip,
+          .values_by_deviation = values.by_deviation};
 }
 
 absl::Status LayerChooser::FitHead(uint32_t head, FittedHead* fitted, HeadChoice* choice) const {
@@ -206,7 +210,7 @@ absl::Status LayerChooser::FitHead(uint32_t head, FittedHead* fitted, HeadChoice
       const size_t value = std::min(i, rotations.size() - 1);
       CRUMB_ASSIGN_OR_RETURN(
           const StoredRows stored,
-          probe.Store(Parameters(keys[key], rotations[value], value_recipes_[value].clip)));
+          probe.Store(Parameters(keys[key], rotations[value], value_recipes_[value])));
       const HalvesError error = probe.Measure(stored, options_.windows);
       for (size_t half = 0; half < 2; ++half) {
         if (i < keys.size()) {
@@ -223,6 +227,7 @@ absl::Status LayerChooser::FitHead(uint32_t head, FittedHead* fitted, HeadChoice
   fitted->keys = std::move(keys[choice->keys.chosen]);
   fitted->value_rotation = std::move(rotations[choice->values.chosen]);
   fitted->value_clip = value_recipes_[choice->values.chosen].clip;
+  fitted->values_by_deviation = value_recipes_[choice->values.chosen].by_deviation;
   return absl::OkStatus();
 }
 

@@ -19,6 +19,7 @@ struct FittedHead {
   FittedKeys keys;
   FloatMatrix value_rotation;
   float value_clip = 0;
+  bool values_by_deviation = false;
 };
 
 struct ChosenHeads {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -22,20 +23,59 @@ std::string Describe(const Geometry& geometry) {
                       " KV heads, key_dim ", geometry.key_dim, ", value_dim ", geometry.value_dim);
 }
 
-// "0.92", or "0.9 to 0.95" where heads differ.
-std::string ClipText(const Profile& profile, float HeadParameters::*member) {
-  float low = profile.head(0, 0).*member;
-  float high = low;
+using HeadTest = bool (*)(const HeadParameters&);
+
+bool IsAny(const HeadParameters& /*head*/) {
+  return true;
+}
+bool HasValueRange(const HeadParameters& head) {
+  return !head.values_by_deviation;
+}
+
+// Of the heads that pass the test: "0.92", or "0.9 to 0.95" where they differ; "off".
+std::string ClipText(const Profile& profile, HeadTest test, float HeadParameters::*member) {
+  std::optional<float> low;
+  float high = 0;
   for (uint32_t layer = 0; layer < profile.geometry().num_layers; ++layer) {
     for (uint32_t head = 0; head < profile.geometry().num_kv_heads; ++head) {
-      low = std::min(low, profile.head(layer, head).*member);
-      high = std::max(high, profile.head(layer, head).*member);
+      if (test(profile.head(layer, head))) {
+        const float ratio = std::max(profile.head(layer, head).*member, 0.0F);
+        low = std::min(low.value_or(ratio), ratio);
+        high = std::max(high, ratio);
+      }
     }
   }
-  if (high <= 0) {
+  if (high == 0) {
     return "off";
   }
-  return low == high ? absl::StrCat(low) : absl::StrCat(low, " to ", high);
+  return *low == high ? absl::StrCat(high) : absl::StrCat(*low, " to ", high);
+}
+
+constexpr char kByDeviation[] = "by each row's mean and deviation";
+
+std::string KeyLevelsText(const Profile& profile) {
+  return HasFeedback(profile.codec())
+             ? "range searched for each row"
+             : absl::StrCat(profile.codec() == CodecId::kOscarInt2Lm ? kByDeviation : "range",
+                            ", clip ", ClipText(profile, IsAny, &HeadParameters::key_clip));
+}
+
+std::string ValueLevelsText(const Profile& profile) {
+  const Geometry& geometry = profile.geometry();
+  size_t by_deviation = 0;
+  for (size_t block = 0; block < geometry.NumHeadBlocks(); ++block) {
+    const HeadParameters& head = profile.head(static_cast<uint32_t>(block / geometry.num_kv_heads),
+                                              static_cast<uint32_t>(block % geometry.num_kv_heads));
+    by_deviation += head.values_by_deviation ? size_t{1} : size_t{0};
+  }
+  if (by_deviation == geometry.NumHeadBlocks()) {
+    return absl::StrCat(kByDeviation, ", clip ",
+                        ClipText(profile, IsAny, &HeadParameters::value_clip));
+  }
+  return absl::StrCat("range, clip ", ClipText(profile, HasValueRange, &HeadParameters::value_clip),
+                      by_deviation == 0 ? ""
+                                        : absl::StrCat("; ", kByDeviation, " in ", by_deviation,
+                                                       " of ", geometry.NumHeadBlocks(), " heads"));
 }
 
 // What a query is rotated by, so that it meets its keys.
@@ -191,10 +231,8 @@ void Describe(const Profile& profile, std::ostream& out) {
                       values.error));
   const double mean = LargestMean(profile);
   Row(out, "key mean", mean == 0 ? "none" : absl::StrFormat("at most %.3g long", mean));
-  Row(out, "key clip",
-      profile.codec() == CodecId::kOscarInt2 ? ClipText(profile, &HeadParameters::key_clip)
-                                             : "searched for each row");
-  Row(out, "value clip", ClipText(profile, &HeadParameters::value_clip));
+  Row(out, "key levels", KeyLevelsText(profile));
+  Row(out, "value levels", ValueLevelsText(profile));
   DescribeChoices(profile, out);
   Row(out, "page",
       absl::StrFormat("%d tokens: %d bytes at two bits (%.2f bits an element), %d in BF16",

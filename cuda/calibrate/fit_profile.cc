@@ -181,6 +181,10 @@ absl::Status AddTilted(const Statistics& statistics,
       Append(head.keys.mean, &parts.key_mean);
     }
     parts.value_clip.push_back(head.value_clip);
+    parts.value_levels.push_back(head.values_by_deviation ? 1.0F : 0.0F);
+  }
+  if (std::ranges::all_of(parts.value_levels, [](float levels) { return levels == 0; })) {
+    parts.value_levels.clear();  // As a profile without a choice has it.
   }
   parts.choices = calibrate::ChoicesText(chosen.choices);
   return absl::OkStatus();
@@ -196,13 +200,13 @@ absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const Fit
   if (std::string warning = DistrustFewTokens(statistics, &trusted); !warning.empty()) {
     fitted.warnings.push_back(std::move(warning));
   }
-  const bool is_aware = trusted.codec != CodecId::kOscarInt2;
+  const bool is_published = trusted.codec == CodecId::kOscarInt2;
   ProfileParts& parts = fitted.parts;
   parts.model = statistics.model;
   parts.geometry = geometry;
   parts.codec = trusted.codec;
   parts.windows = trusted.windows;
-  parts.key_clip.assign(geometry.NumHeadBlocks(), is_aware ? 0.0F : trusted.key_clip);
+  parts.key_clip.assign(geometry.NumHeadBlocks(), is_published ? trusted.key_clip : 0.0F);
   if (trusted.codec == CodecId::kOscarInt2Tilted) {
     CRUMB_RETURN_IF_ERROR(AddTilted(statistics, trusted, &fitted));
     return fitted;
@@ -213,11 +217,17 @@ absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const Fit
   CRUMB_ASSIGN_OR_RETURN(parts.value_rotation,
                          Rotations("the value rotation", trusted.value_rotation,
                                    statistics.value_covariance, geometry, geometry.value_dim));
-  parts.value_clip.assign(geometry.NumHeadBlocks(), trusted.value_clip);
-  if (is_aware) {
-    if (trusted.shift_keys) {
-      parts.key_mean = calibrate::ToFloat(statistics.key_mean);
-    }
+  const bool has_feedback = HasFeedback(trusted.codec);
+  const bool by_deviation = has_feedback && trusted.value_levels == ValueLevels::kDeviation;
+  const bool is_clipped = is_published || (has_feedback && !by_deviation);
+  parts.value_clip.assign(geometry.NumHeadBlocks(), is_clipped ? trusted.value_clip : 0.0F);
+  if (by_deviation) {
+    parts.value_levels.assign(geometry.NumHeadBlocks(), 1.0F);
+  }
+  if (!is_published && trusted.shift_keys) {
+    parts.key_mean = calibrate::ToFloat(statistics.key_mean);
+  }
+  if (has_feedback) {
     CRUMB_RETURN_IF_ERROR(AddFeedback(statistics, trusted.damping, &fitted));
   }
   return fitted;

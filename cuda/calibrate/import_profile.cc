@@ -23,7 +23,11 @@ absl::Status Refuse(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat("import: ", parts...));
 }
 
-absl::Status CheckOptions(const ImportOptions& options) {
+CodecId CodecOf(const ImportOptions& options, bool has_statistics) {
+  return options.codec.value_or(has_statistics ? CodecId::kOscarInt2Aware : CodecId::kOscarInt2);
+}
+
+absl::Status CheckOptions(const ImportOptions& options, bool has_statistics) {
   for (const auto& [name, ratio] :
        {std::pair("--key-clip", options.key_clip), std::pair("--value-clip", options.value_clip)}) {
     if (!(ratio <= 1)) {
@@ -32,6 +36,17 @@ absl::Status CheckOptions(const ImportOptions& options) {
   }
   if (!(options.damping > 0 && options.damping <= 1)) {
     return Refuse("--damping is ", options.damping, "; it must be above 0 and at most 1");
+  }
+  const CodecId codec = CodecOf(options, has_statistics);
+  if (codec == CodecId::kOscarInt2Tilted) {
+    return Refuse(
+        "--codec is oscar-int2-tilted, which scales keys before it rotates them, so rotations that "
+        "others fitted do not serve it: fit one to --stats, or import as oscar-int2-aware");
+  }
+  if (codec == CodecId::kOscarInt2Aware && !has_statistics) {
+    return Refuse(
+        "--codec is oscar-int2-aware, whose feedback factors come from statistics: name them by "
+        "--stats");
   }
   if (options.num_kv_heads > Geometry::kMaxKvHeads) {
     return Refuse("--kv-heads is ", options.num_kv_heads, "; at most ", Geometry::kMaxKvHeads,
@@ -173,7 +188,7 @@ absl::StatusOr<ImportedProfile> ImportProfile(const RotationCheckpoint& keys,
                                               const RotationCheckpoint& values,
                                               const std::optional<Statistics>& statistics,
                                               const ImportOptions& options) {
-  CRUMB_RETURN_IF_ERROR(CheckOptions(options));
+  CRUMB_RETURN_IF_ERROR(CheckOptions(options, statistics.has_value()));
   CRUMB_RETURN_IF_ERROR(CheckObjectives(keys, values));
   ImportedProfile imported;
   ProfileParts& parts = imported.parts;
@@ -194,16 +209,22 @@ absl::StatusOr<ImportedProfile> ImportProfile(const RotationCheckpoint& keys,
   parts.windows = options.windows;
   parts.key_rotation = keys.rotations;
   parts.value_rotation = values.rotations;
-  parts.value_clip.assign(parts.geometry.NumHeadBlocks(), options.value_clip);
-  if (!statistics.has_value()) {
-    parts.codec = CodecId::kOscarInt2;
-    parts.key_clip.assign(parts.geometry.NumHeadBlocks(), options.key_clip);
-    return imported;
+  parts.codec = CodecOf(options, statistics.has_value());
+  const size_t num_heads = parts.geometry.NumHeadBlocks();
+  const bool by_deviation =
+      parts.codec == CodecId::kOscarInt2Aware && options.value_levels == ValueLevels::kDeviation;
+  if (by_deviation) {
+    parts.value_levels.assign(num_heads, 1.0F);
   }
-  parts.codec = CodecId::kOscarInt2Aware;
-  parts.key_clip.assign(parts.geometry.NumHeadBlocks(), 0.0F);  // Searched for each row.
-  parts.key_mean = ToFloat(statistics->key_mean);
-  CRUMB_RETURN_IF_ERROR(AddFeedback(*statistics, options.damping, &imported));
+  parts.value_clip.assign(
+      num_heads, parts.codec == CodecId::kOscarInt2Lm || by_deviation ? 0.0F : options.value_clip);
+  parts.key_clip.assign(num_heads, parts.codec == CodecId::kOscarInt2 ? options.key_clip : 0.0F);
+  if (statistics.has_value() && parts.codec != CodecId::kOscarInt2) {
+    parts.key_mean = ToFloat(statistics->key_mean);
+  }
+  if (HasFeedback(parts.codec)) {
+    CRUMB_RETURN_IF_ERROR(AddFeedback(*statistics, options.damping, &imported));
+  }
   return imported;
 }
 

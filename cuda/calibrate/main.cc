@@ -86,6 +86,23 @@ void AddChoice(CLI::App* app,
       ->type_name("WORD");
 }
 
+std::map<std::string, CodecId> CodecWords() {
+  std::map<std::string, CodecId> words;
+  for (const CodecId codec : kCodecs) {
+    words[std::string(CodecName(codec))] = codec;
+  }
+  return words;
+}
+
+void AddValueLevels(CLI::App* app, ValueLevels* levels) {
+  AddChoice<ValueLevels>(
+      app, "--value-levels",
+      "How values are rounded under codecs with feedback: range (default), within their clipped "
+      "range, or deviation, by each row's mean and deviation, so that none comes back smaller",
+      {{"range", ValueLevels::kRange}, {"deviation", ValueLevels::kDeviation}},
+      [levels](ValueLevels value) { *levels = value; });
+}
+
 struct Arguments {
   std::string statistics;
   std::string profile;
@@ -111,11 +128,9 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
       fit, "--codec",
       "How keys are rounded: oscar-int2-tilted (default), scaled, with error feedback, and each "
       "row's range searched and refitted for the queries that attend to it; oscar-int2-aware, "
-      "with feedback and the search alone; or oscar-int2, to nearest",
-      {{"oscar-int2", CodecId::kOscarInt2},
-       {"oscar-int2-aware", CodecId::kOscarInt2Aware},
-       {"oscar-int2-tilted", CodecId::kOscarInt2Tilted}},
-      [&options](CodecId codec) { options.codec = codec; });
+      "with feedback and the search alone; oscar-int2-lm, without either, by the row's mean and "
+      "deviation; or oscar-int2, to nearest, as published",
+      CodecWords(), [&options](CodecId codec) { options.codec = codec; });
   const std::map<std::string, RotationKind> kinds = {{"per-head", RotationKind::kPerHead},
                                                      {"per-layer", RotationKind::kPerLayer},
                                                      {"hadamard", RotationKind::kHadamard}};
@@ -127,6 +142,7 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
                           [&options](RotationKind kind) { options.key_rotation = kind; });
   AddChoice<RotationKind>(fit, "--value-rotation", "That of values alone", kinds,
                           [&options](RotationKind kind) { options.value_rotation = kind; });
+  AddValueLevels(fit, &options.value_levels);
   fit->add_option("--key-clip", options.key_clip,
                   "Share of a key's channels within its range; 0 is off; oscar-int2 only")
       ->capture_default_str();
@@ -167,6 +183,12 @@ CLI::App* AddImport(CLI::App* app, Arguments* arguments) {
       ->add_option("--stats", arguments->import_files.statistics,
                    "Statistics of the same model; adds feedback factors and mean keys")
       ->type_name("FILE");
+  AddChoice<CodecId>(
+      command, "--codec",
+      "oscar-int2 (default), as published; oscar-int2-lm; or with --stats oscar-int2-aware (then "
+      "the default). See fit",
+      CodecWords(), [&options](CodecId codec) { options.codec = codec; });
+  AddValueLevels(command, &options.value_levels);
   command
       ->add_option("-o,--out", arguments->profile, "The profile to write; an old one is replaced")
       ->required()
@@ -176,7 +198,7 @@ CLI::App* AddImport(CLI::App* app, Arguments* arguments) {
   command->add_option("--model", options.model, "The model's name, for people")->type_name("NAME");
   command
       ->add_option("--key-clip", options.key_clip,
-                   "Share of a key's channels within its range; 0 is off; without --stats only")
+                   "Share of a key's channels within its range; 0 is off; oscar-int2 only")
       ->capture_default_str();
   command->add_option("--value-clip", options.value_clip, "The same of values")
       ->capture_default_str();
@@ -184,7 +206,7 @@ CLI::App* AddImport(CLI::App* app, Arguments* arguments) {
       ->capture_default_str();
   command->add_option("--recent", options.windows.recent_tokens, "Last tokens kept in BF16")
       ->capture_default_str();
-  command->add_option("--damping", options.damping, "As of fit; with --stats only")
+  command->add_option("--damping", options.damping, "As of fit; oscar-int2-aware only")
       ->capture_default_str();
   return command;
 }

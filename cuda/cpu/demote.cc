@@ -95,7 +95,7 @@ class Demoter {
               std::span<const BFloat16> keys,
               std::span<const BFloat16> values,
               std::span<std::byte> block) {
-    const bool aware = head.codec != CodecId::kOscarInt2;
+    const bool aware = HasFeedback(head.codec);
     const bool tilted = head.codec == CodecId::kOscarInt2Tilted;
     CRUMB_CHECK(!aware || head.key_feedback != nullptr, "this codec needs key_feedback");
     CRUMB_CHECK(!tilted || (head.key_metric != nullptr && head.query_mean != nullptr),
@@ -108,6 +108,7 @@ class Demoter {
     const uint8_t* codes = DemoteRows({.rows = keys.data(),
                                        .dim = head.key_dim,
                                        .clip = head.key_clip,
+                                       .by_deviation = head.codec == CodecId::kOscarInt2Lm,
                                        .feedback = aware ? head.key_feedback : nullptr,
                                        .metric = tilted ? head.key_metric : nullptr,
                                        .query_mean = tilted ? head.query_mean : nullptr},
@@ -116,7 +117,7 @@ class Demoter {
     codes = DemoteRows({.rows = values.data(),
                         .dim = head.value_dim,
                         .clip = head.value_clip,
-                        .feedback = nullptr},
+                        .by_deviation = head.values_by_deviation},
                        block.data() + format.value_meta_offset());
     cpu::PackValueCodes(codes, head.value_dim, block.data() + format.value_codes_offset());
   }

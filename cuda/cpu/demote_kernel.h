@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/cpu/deviation_kernel.h"
 #include "cuda/cpu/refit_kernel.h"
 #include "proto/base/bfloat16.h"
 #include "proto/page/page_format.h"
@@ -24,7 +25,8 @@ struct DemoteArgs {
   const BFloat16* rows = nullptr;   // [kPageTokens, dim], finite.
   size_t dim = 0;                   // A multiple of 32, at most kMaxHeadDim.
   float clip = 0;                   // Without feedback: clip ratio, <= 0 for none.
-  const float* feedback = nullptr;  // [dim, dim] upper triangular; null: round to nearest.
+  bool by_deviation = false;        // Without feedback: see deviation_kernel.h; else to nearest.
+  const float* feedback = nullptr;  // [dim, dim] upper triangular; null: none.
   // With feedback, for a refit (see refit_kernel.h); null for none.
   const float* metric = nullptr;      // [dim, dim] symmetric.
   const float* query_mean = nullptr;  // [dim]
@@ -50,10 +52,12 @@ class DemoteKernel {
     }
     for (size_t token = 0; token < kPageTokens; token += kLanes) {
       LoadRows(args, token);
-      if (args.feedback == nullptr) {
-        RoundToNearest(args, token);
-      } else {
+      if (args.feedback != nullptr) {
         RoundWithFeedback(args, token);
+      } else if (args.by_deviation) {
+        RoundByDeviation(args, token);
+      } else {
+        RoundToNearest(args, token);
       }
     }
   }
@@ -198,16 +202,27 @@ class DemoteKernel {
     Simd::StoreHalf(levels.min, args.minima + token);
   }
 
-  static void RoundToNearest(const DemoteArgs& args, size_t token) {
+  static Float ClipThreshold(const DemoteArgs& args) {
     Float threshold[1] = {Simd::Set(__builtin_inff())};
     if (args.clip > 0) {
       const size_t rank[1] = {RankFromTop(args.clip, args.dim)};
       FindThresholds(args, rank, threshold);
     }
-    const Levels levels = MakeLevels(FindRange(args), threshold[0]);
-    const Float low = Negate(threshold[0]);
+    return threshold[0];
+  }
+
+  static void RoundByDeviation(const DemoteArgs& args, size_t token) {
+    const auto levels = DeviationKernel<Simd>::Round(args.dim, ClipThreshold(args), Rows(args),
+                                                     args.codes + token, kPageTokens);
+    StoreLevels(args, token, {levels.scale, levels.min});
+  }
+
+  static void RoundToNearest(const DemoteArgs& args, size_t token) {
+    const Float threshold = ClipThreshold(args);
+    const Levels levels = MakeLevels(FindRange(args), threshold);
+    const Float low = Negate(threshold);
     for (size_t channel = 0; channel < args.dim; ++channel) {
-      const Float x = Clamp(Simd::Load(Rows(args) + channel * kLanes), low, threshold[0]);
+      const Float x = Clamp(Simd::Load(Rows(args) + channel * kLanes), low, threshold);
       Simd::StoreBytes(Simd::Truncate(CodeOf(x, levels)),
                        args.codes + channel * kPageTokens + token);
     }

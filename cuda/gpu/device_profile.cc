@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,7 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
                      .head_dim = dim,
                      .is_aware = layout.is_aware,
                      .is_tilted = layout.is_tilted,
+                     .is_demoted_on_cpu = !std::ranges::all_of(heads, HasDemotionKernel),
                      .records = profile->memory_};
   return profile;
 }

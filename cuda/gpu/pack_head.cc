@@ -157,7 +157,7 @@ class HeadPacker {
 }  // namespace
 
 HeadRecord RecordOf(const HeadParameters& head) {
-  return {head.key_dim, head.codec != CodecId::kOscarInt2, head.codec == CodecId::kOscarInt2Tilted};
+  return {head.key_dim, HasFeedback(head.codec), head.codec == CodecId::kOscarInt2Tilted};
 }
 
 void PackHead(const HeadParameters& head, std::span<std::byte> record) {

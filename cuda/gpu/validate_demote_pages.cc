@@ -7,8 +7,26 @@
 
 namespace crumb {
 
+bool HasDemotionKernels(const Profile& profile) {
+  const Geometry& geometry = profile.geometry();
+  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
+    for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
+      if (!HasDemotionKernel(profile.head(layer, head))) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 absl::Status ValidateDemotePages(const DemotePagesParams& params) {
   CRUMB_RETURN_IF_ERROR(gpu::CheckHeads(params.heads));
+  if (params.heads.is_demoted_on_cpu) {
+    return absl::UnimplementedError(
+        "heads.is_demoted_on_cpu: the profile has heads whose rows are rounded by their mean and "
+        "deviation (oscar-int2-lm, or value_levels), for which the GPU has no kernel: demote their "
+        "pages on the CPU by DemotePage");
+  }
   CRUMB_RETURN_IF_ERROR(gpu::CheckRange("num_layers", params.first_layer, params.num_layers,
                                         params.heads.num_layers));
   CRUMB_RETURN_IF_ERROR(

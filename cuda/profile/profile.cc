@@ -3,6 +3,7 @@
 // shared: a profile is held by all engines, pages and tasks that use it.
 #include "crumb/cuda/profile.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -82,18 +83,31 @@ std::string_view CodecName(CodecId codec) {
       return "oscar-int2-aware";
     case CodecId::kOscarInt2Tilted:
       return "oscar-int2-tilted";
+    case CodecId::kOscarInt2Lm:
+      return "oscar-int2-lm";
   }
   CRUMB_CHECK(false, "not a codec");
 }
 
 std::optional<CodecId> CodecFromName(std::string_view name) {
-  for (const CodecId codec :
-       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
+  for (const CodecId codec : kCodecs) {
     if (CodecName(codec) == name) {
       return codec;
     }
   }
   return std::nullopt;
+}
+
+std::string CodecNames() {
+  std::string names;
+  for (size_t i = 0; i < std::size(kCodecs); ++i) {
+    absl::StrAppend(&names,
+                    i == 0                       ? ""
+                    : i + 1 < std::size(kCodecs) ? ", "
+                                                 : " and ",
+                    std::string(CodecName(kCodecs[i])));
+  }
+  return names;
 }
 
 absl::StatusOr<std::shared_ptr<const Profile>> Profile::Load(const std::filesystem::path& path) {
@@ -144,6 +158,11 @@ absl::StatusOr<std::vector<std::byte>> Profile::Serialize(const ProfileParts& pa
   CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kKeyClip, parts.key_clip.size(), layers * heads));
   CRUMB_RETURN_IF_ERROR(
       CheckSize(profile_file::kValueClip, parts.value_clip.size(), layers * heads));
+  CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kValueLevels, parts.value_levels.size(),
+                                  layers * heads, /*may_be_empty=*/true));
+  if (!parts.value_levels.empty()) {
+    file.tensors[profile_file::kValueLevels] = Slice(parts.value_levels, 0, {layers, heads});
+  }
   file.tensors[profile_file::kKeyClip] = Slice(parts.key_clip, 0, {layers, heads});
   file.tensors[profile_file::kValueClip] = Slice(parts.value_clip, 0, {layers, heads});
 

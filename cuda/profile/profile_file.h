@@ -28,6 +28,7 @@ inline constexpr char kKeyMetric[] = "key_metric";
 inline constexpr char kQueryMean[] = "query_mean";
 inline constexpr char kKeyClip[] = "key_clip";
 inline constexpr char kValueClip[] = "value_clip";
+inline constexpr char kValueLevels[] = "value_levels";
 
 // "key_rotation.7".
 inline std::string LayerTensor(const char* tensor, uint32_t layer) {

@@ -149,6 +149,7 @@ absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<
   }
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kKeyClip, &HeadParameters::key_clip));
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kValueClip, &HeadParameters::value_clip));
+  CRUMB_RETURN_IF_ERROR(ReadValueLevels());
   if (!contents_.tensors.empty()) {
     const auto& [name, tensor] = *contents_.tensors.begin();
     return Refuse("tensor '", Printable(name), "' ", ShapeText(tensor.shape),
@@ -164,8 +165,8 @@ absl::Status ProfileParser::ReadMetadata() {
   CRUMB_ASSIGN_OR_RETURN(const std::string codec, metadata.Text(profile_file::kCodecKey));
   const std::optional<CodecId> known = CodecFromName(codec);
   if (!known.has_value()) {
-    return Refuse("metadata 'codec' is '", Printable(codec),
-                  "'; this version knows oscar-int2, oscar-int2-aware and oscar-int2-tilted");
+    return Refuse("metadata 'codec' is '", Printable(codec), "'; this version knows ",
+                  CodecNames());
   }
   profile_->codec_ = *known;
   CRUMB_ASSIGN_OR_RETURN(profile_->model_, metadata.Model());
@@ -235,7 +236,7 @@ absl::Status ProfileParser::ReadLayer(uint32_t layer) {
   CRUMB_RETURN_IF_ERROR(ReadKeyTransforms(layer));
   CRUMB_RETURN_IF_ERROR(ReadRotations(profile_file::kValueRotation, profile_->geometry_.value_dim,
                                       layer, &HeadParameters::value_rotation));
-  if (profile_->codec_ != CodecId::kOscarInt2) {
+  if (HasFeedback(profile_->codec_)) {
     CRUMB_RETURN_IF_ERROR(ReadFeedback(layer));
   }
   return profile_->codec_ == CodecId::kOscarInt2Tilted ? ReadMetric(layer) : absl::OkStatus();
@@ -361,6 +362,29 @@ absl::Status ProfileParser::ReadClip(const char* name, float HeadParameters::*me
                     "; at most 1 is allowed, and 0 turns clipping off");
     }
     profile_->heads_[i].*member = floats[i];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadValueLevels() {
+  const Geometry& geometry = profile_->geometry_;
+  const char* const name = profile_file::kValueLevels;
+  if (profile_->codec_ == CodecId::kOscarInt2Lm || !contents_.tensors.contains(name)) {
+    for (HeadParameters& head : profile_->heads_) {
+      head.values_by_deviation = profile_->codec_ == CodecId::kOscarInt2Lm;
+    }
+    return absl::OkStatus();
+  }
+  CRUMB_ASSIGN_OR_RETURN(const float* floats,
+                         TakeF32(name, {geometry.num_layers, geometry.num_kv_heads}));
+  for (size_t i = 0; i < profile_->heads_.size(); ++i) {
+    if (floats[i] != 0 && floats[i] != 1) {
+      return Refuse("tensor '", name, "' [", geometry.num_layers, ", ", geometry.num_kv_heads,
+                    "]: that of layer ", i / geometry.num_kv_heads, ", KV head ",
+                    i % geometry.num_kv_heads, " is ", floats[i],
+                    "; 0 (within a range) and 1 (by deviation) are known");
+    }
+    profile_->heads_[i].values_by_deviation = floats[i] != 0;
   }
   return absl::OkStatus();
 }

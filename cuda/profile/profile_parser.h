@@ -50,6 +50,7 @@ class ProfileParser {
   absl::Status ReadMeans(const char* name, const float* HeadParameters::*member);
   void ShareZeroMean();
   absl::Status ReadClip(const char* name, float HeadParameters::*member);
+  absl::Status ReadValueLevels();
 
   HeadParameters& head(uint32_t layer, uint32_t kv_head) {
     return profile_->heads_[size_t{layer} * profile_->geometry_.num_kv_heads + kv_head];

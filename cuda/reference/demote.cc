@@ -80,6 +80,61 @@ QuantizedRow RoundToNearest(Row row, float clip_ratio) {
   return result;
 }
 
+// The sum of term(channel) in the order that every path keeps: four sums, each of the pairs of
+// channels 8 n + 2 t and 8 n + 2 t + 1, which is how tensor cores leave a row in four lanes.
+template <typename Term>
+float SumOver(size_t dim, Term term) {
+  float quarters[4] = {};
+  for (size_t i = 0; i < dim; i += 2) {
+    quarters[i / 2 % 4] += term(i) + term(i + 1);
+  }
+  return (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
+}
+
+// Codes as the best four equidistant levels of a normal row have them, their middle at its mean and
+// kStep deviations apart: by their signs about the mean and by whether they are beyond one step.
+// Then scale and minimum such that what comes back has the row's mean, and its own size along the
+// row: sum of y yhat = sum of y^2 for y = x - mean. (Least squares would shrink it, by as much as
+// its squared error, and attention over many rows averages errors away and keeps what all have
+// shrunk by.)
+QuantizedRow RoundByDeviation(Row row, float clip_ratio) {
+  constexpr float kStepSquare = 0.99142f;  // 0.9957^2
+  constexpr float kMostBf16 = 65280.0f;    // The largest bf16 that fp16 holds.
+  const float tau = std::min(ClipThreshold(row, clip_ratio), kMostBf16);
+  for (float& x : row) {
+    x = std::clamp(x, -tau, tau);
+  }
+  const auto dim = static_cast<float>(row.size());
+  const float mean = SumOver(row.size(), [&](size_t i) { return row[i]; }) / dim;
+  for (float& x : row) {
+    x -= mean;
+  }
+  const float squares = SumOver(row.size(), [&](size_t i) { return row[i] * row[i]; });
+  const float far_square = squares * (kStepSquare / dim);
+  const auto is_outer = [&](float y) { return y * y > far_square; };
+  QuantizedRow result;
+  if (squares < dim * (Float16::kMinPositive * Float16::kMinPositive)) {
+    result.codes.assign(row.size(), 0);  // Constant, as far as fp16 can tell.
+    result.scale = Float16::FromFloat(Float16::kMinPositive);
+    result.min = Float16::FromFloatSaturated(mean + 0.0f);
+    return result;
+  }
+  float code_sum = 0;
+  for (const float y : row) {
+    const int outer = is_outer(y) ? 1 : 0;
+    result.codes.push_back(static_cast<uint8_t>(y < 0 ? 1 - outer : 2 + outer));
+    code_sum += static_cast<float>(result.codes.back());
+  }
+  // Of y with its code's distance from the middle, 1/2 or 3/2 steps on its own side.
+  const float along = SumOver(
+      row.size(), [&](size_t i) { return std::fabs(row[i]) * (is_outer(row[i]) ? 1.5f : 0.5f); });
+  const float scale = Float16::FromFloatSaturated(squares / along).ToFloat();
+  result.scale = Float16::FromFloat(std::max(scale, float{Float16::kMinPositive}));
+  result.min =
+      Float16::FromFloatSaturated((mean - result.scale.ToFloat() * (code_sum / dim)) + 0.0f);
+  return result;
+}
+
 // Rounds channel after channel; each error goes into the channels that are still open. `feedback`
 // is upper triangular, [dim, dim]. The range is cut at tau, the row is not.
 QuantizedRow RoundWithFeedback(Row row, const float* feedback, float clip_ratio) {
@@ -202,6 +257,11 @@ void RefitForReaders(const ReaderMetric& metric, QuantizedRow* row) {
   row->loss = (e2 + et * et) - (2 * gain - curve);
 }
 
+// Without feedback: all values, and the keys of some codecs.
+QuantizedRow RoundPlainly(const Row& row, bool by_deviation, float clip_ratio) {
+  return by_deviation ? RoundByDeviation(row, clip_ratio) : RoundToNearest(row, clip_ratio);
+}
+
 QuantizedRow RoundAttentionAware(const Row& row, const HeadParameters& head) {
   const bool is_tilted = head.codec == CodecId::kOscarInt2Tilted;
   const ReaderMetric metric = is_tilted ? MakeReaderMetric(head, row) : ReaderMetric();
@@ -247,16 +307,17 @@ void DemoteHeadBlock(const HeadParameters& head,
   std::fill(block.begin(), block.end(), std::byte{0});
   for (uint32_t token = 0; token < kPageTokens; ++token) {
     const Row key = RowAt(keys, token, head.key_dim);
-    const QuantizedRow key_row = head.codec == CodecId::kOscarInt2
-                                     ? RoundToNearest(key, head.key_clip)
-                                     : RoundAttentionAware(key, head);
+    const QuantizedRow key_row =
+        HasFeedback(head.codec)
+            ? RoundAttentionAware(key, head)
+            : RoundPlainly(key, head.codec == CodecId::kOscarInt2Lm, head.key_clip);
     StoreMeta(key_row, block.data() + format.KeyMetaByte(token));
     for (uint32_t channel = 0; channel < head.key_dim; ++channel) {
       StoreCode(key_row.codes[channel], format.KeyCode(token, channel), block);
     }
 
-    const QuantizedRow value_row =
-        RoundToNearest(RowAt(values, token, head.value_dim), head.value_clip);
+    const QuantizedRow value_row = RoundPlainly(RowAt(values, token, head.value_dim),
+                                                head.values_by_deviation, head.value_clip);
     StoreMeta(value_row, block.data() + format.ValueMetaByte(token));
     for (uint32_t channel = 0; channel < head.value_dim; ++channel) {
       StoreCode(value_row.codes[channel], format.ValueCode(token, channel), block);

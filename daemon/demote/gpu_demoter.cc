@@ -257,7 +257,7 @@ void GpuDemoter::GiveBack(std::unique_ptr<Buffers> buffers) {
 
 uint32_t GpuDemoter::MaxHeads(const Profile& profile) const {
   const Geometry& geometry = profile.geometry();
-  if (!tier_.CheckGeometry(geometry).ok()) {
+  if (!tier_.CheckGeometry(geometry).ok() || !HasDemotionKernels(profile)) {
     return 0;
   }
   const size_t of_rows = kRowsBytes / geometry.HeadRangeBytes(PageEncoding::kBf16);

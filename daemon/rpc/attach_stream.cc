@@ -38,8 +38,15 @@ class ParseProfileJob : public DemoteJob {
       return;
     }
     done_(profile_);
-    if (demoter_ != nullptr) {
-      demoter_->Prepare(*profile_);  // The engine is attached, and will publish.
+    if (demoter_ == nullptr) {
+      return;
+    }
+    demoter_->Prepare(*profile_);  // The engine is attached, and will publish.
+    if (demoter_->MaxHeads(*profile_) == 0) {
+      LogEvent(LogLevel::kInfo, "profile_demoted_on_the_cpu",
+               {{"profile", profile_->id().Hex()},
+                {"codec", CodecName(profile_->codec())},
+                {"why", "the GPU has no kernel for its geometry or for how it rounds"}});
     }
   }
 

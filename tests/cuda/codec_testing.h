@@ -50,11 +50,12 @@ class TestHead {
                    .query_rotation = tilted ? query_rotation_.data() : nullptr,
                    .value_rotation = value_rotation_.data(),
                    .key_mean = key_mean_.data(),
-                   .key_feedback = codec == CodecId::kOscarInt2 ? nullptr : key_feedback_.data(),
+                   .key_feedback = HasFeedback(codec) ? key_feedback_.data() : nullptr,
                    .key_metric = tilted ? key_metric_.data() : nullptr,
                    .query_mean = tilted ? query_mean_.data() : nullptr,
                    .key_clip = 0.96f,
-                   .value_clip = 0.92f};
+                   .value_clip = 0.92f,
+                   .values_by_deviation = codec == CodecId::kOscarInt2Lm};
   }
   TestHead(const TestHead&) = delete;
   TestHead& operator=(const TestHead&) = delete;

@@ -3,7 +3,7 @@
 description alone, in exact rational arithmetic with one rounding an operation. Takes some minutes; names of codecs
 as arguments leave the others out.
 
-  python3 tests/cuda/demote_golden.py [kOscarInt2] [kOscarInt2Aware] [kOscarInt2Tilted]
+  python3 tests/cuda/demote_golden.py [kOscarInt2] [kOscarInt2Lm] [kOscarInt2Aware] [kOscarInt2Tilted]
 """
 import math
 import struct
@@ -73,6 +73,28 @@ def nearest(row, ratio):
     row = [max(-cut, min(cut, x)) for x in row]
     minimum, scale = levels(min(row), max(row))
     return minimum, scale, [code_of(x, minimum, scale) for x in row]
+
+
+def sum_over(terms):
+    quarters = [Fraction(0)] * 4
+    for i in range(0, len(terms), 2):
+        quarters[i // 2 % 4] = f32(quarters[i // 2 % 4] + f32(terms[i] + terms[i + 1]))
+    return f32(f32(quarters[0] + quarters[1]) + f32(quarters[2] + quarters[3]))
+
+
+def by_deviation(row, ratio):
+    cut, dim = tau(row, ratio), len(row)
+    row = [max(-cut, min(cut, x)) for x in row]
+    mean = f32(sum_over(row) / dim)
+    row = [f32(x - mean) for x in row]
+    squares = sum_over([f32(x * x) for x in row])
+    far_square = f32(squares * f32(f32(Fraction(99142, 100000)) / dim))
+    outer = [f32(x * x) > far_square for x in row]
+    codes = [1 - out if x < 0 else 2 + out for x, out in zip(row, outer)]
+    along = sum_over([f32(abs(x) * Fraction(1 + 2 * out, 2)) for x, out in zip(row, outer)])
+    scale = f16(f32(squares / along))
+    minimum = f16(f32(mean - f32(scale * f32(Fraction(sum(codes), dim)))))
+    return minimum, scale, codes
 
 
 def with_feedback(row, ratio):
@@ -159,7 +181,7 @@ def tilted(row):
     return min(candidates, key=lambda found: found[0])[1]
 
 
-def demote(key_dim, value_dim, quantise_key):
+def demote(key_dim, value_dim, quantise_key, quantise_value):
     keys, values = bytearray(16 * key_dim), bytearray(16 * value_dim)
     key_meta, value_meta = bytearray(256), bytearray(256)
     for token in range(PAGE_TOKENS):
@@ -173,7 +195,7 @@ def demote(key_dim, value_dim, quantise_key):
             shift = 2 * half + 4 * (channel % 32 // 16)
             keys[(word // 4 * 32 + lane) * 16 + word % 4 * 4 + j] |= code << shift
         row = [row_value(token, c, 71) for c in range(value_dim)]
-        minimum, scale, codes = nearest(row, Fraction(92, 100))
+        minimum, scale, codes = quantise_value(row, Fraction(92, 100))
         value_meta[at : at + 4] = half_bytes(scale) + half_bytes(minimum)
         for channel, code in enumerate(codes):
             word, lane = channel // 16 * 2 + half, 4 * (channel % 8) + token % 4
@@ -192,11 +214,12 @@ def crc32c(data):
 
 
 def main():
-    codecs = {"kOscarInt2": lambda row: nearest(row, Fraction(96, 100)), "kOscarInt2Aware": aware, "kOscarInt2Tilted": tilted}
+    codecs = {"kOscarInt2": (lambda row: nearest(row, Fraction(96, 100)), nearest),
+              "kOscarInt2Lm": (lambda row: by_deviation(row, Fraction(96, 100)), by_deviation),
+              "kOscarInt2Aware": (aware, nearest), "kOscarInt2Tilted": (tilted, nearest)}
     for name in sys.argv[1:] or codecs:
-        quantise = codecs[name]
         for key_dim, value_dim in ((64, 64), (128, 128), (256, 256), (128, 64)):
-            block = demote(key_dim, value_dim, quantise)
+            block = demote(key_dim, value_dim, *codecs[name])
             head = ", ".join(f"0x{byte:02x}" for byte in block[:8])
             meta = ", ".join(f"0x{byte:02x}" for byte in block[16 * (key_dim + value_dim) :][:8])
             print(f"    {{{key_dim}, {value_dim}, CodecId::{name}, 0x{crc32c(block):08x},")

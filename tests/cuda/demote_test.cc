@@ -5,50 +5,18 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "crumb/cuda/expand.h"
 #include "proto/base/crc32c.h"
-#include "proto/base/float16.h"
-#include "tests/cuda/codec_testing.h"
+#include "tests/cuda/demote_testing.h"
 
 namespace crumb {
 namespace {
 
 using testing::ElementsAreArray;
-using testing::HasSubstr;
-
-size_t BlockBytes(const HeadParameters& head) {
-  return Int2HeadBlock{head.key_dim, head.value_dim}.bytes();
-}
-
-std::vector<std::byte> MustDemote(const HeadParameters& head,
-                                  std::span<const BFloat16> keys,
-                                  std::span<const BFloat16> values,
-                                  CpuPath path) {
-  std::vector<std::byte> block(BlockBytes(head), std::byte{0xee});  // Nothing may depend on it.
-  EXPECT_TRUE(DemoteHeadBlock(head, keys, values, block, path).ok());
-  return block;
-}
-
-struct Meta {
-  float scale;
-  float min;
-};
-
-Meta MetaAt(std::span<const std::byte> block, size_t byte) {
-  uint16_t words[2];
-  std::memcpy(words, block.data() + byte, sizeof(words));
-  return {Float16{words[0]}.ToFloat(), Float16{words[1]}.ToFloat()};
-}
-
-uint32_t CodeAt(std::span<const std::byte> block, CodePosition position) {
-  return (std::to_integer<uint32_t>(block[position.byte]) >> position.shift) & 3u;
-}
 
 // ---- Golden bytes, computed by demote_golden.py.
 
@@ -86,6 +54,30 @@ constexpr Golden kGolden[] = {
      0xd1b1a997,
      {0x44, 0xba, 0xae, 0x15, 0x14, 0x77, 0xaa, 0x9d},
      {0x1b, 0x41, 0xa8, 0xc3, 0x15, 0x41, 0xa0, 0xc3}},
+    {64,
+     64,
+     CodecId::kOscarInt2Lm,
+     0x34025465,
+     {0x44, 0xba, 0xee, 0x11, 0x10, 0x77, 0xaa, 0x9d},
+     {0xa8, 0x40, 0x4e, 0xc3, 0x7d, 0x40, 0x88, 0xc2}},
+    {128,
+     128,
+     CodecId::kOscarInt2Lm,
+     0x9ccdb85f,
+     {0x44, 0xba, 0xee, 0x11, 0x10, 0x77, 0xaa, 0x9d},
+     {0x8a, 0x40, 0x1e, 0xc3, 0x88, 0x40, 0xc7, 0xc2}},
+    {256,
+     256,
+     CodecId::kOscarInt2Lm,
+     0x1316177f,
+     {0x44, 0xba, 0xee, 0x11, 0x10, 0x77, 0xaa, 0xdd},
+     {0x7f, 0x40, 0xee, 0xc2, 0x85, 0x40, 0xc7, 0xc2}},
+    {128,
+     64,
+     CodecId::kOscarInt2Lm,
+     0x0d661589,
+     {0x44, 0xba, 0xee, 0x11, 0x10, 0x77, 0xaa, 0x9d},
+     {0x8a, 0x40, 0x1e, 0xc3, 0x88, 0x40, 0xc7, 0xc2}},
     {64,
      64,
      CodecId::kOscarInt2Aware,
@@ -198,6 +190,7 @@ TEST_P(DemoteGoldenTest, EveryPathGivesTheBytesOfTheFormula) {
 
 std::string CaseName(uint32_t key_dim, uint32_t value_dim, CodecId codec) {
   const char* of_codec = codec == CodecId::kOscarInt2        ? "Nearest"
+                         : codec == CodecId::kOscarInt2Lm    ? "Lm"
                          : codec == CodecId::kOscarInt2Aware ? "Aware"
                                                              : "Tilted";
   return absl::StrCat("K", key_dim, "V", value_dim, of_codec);
@@ -318,170 +311,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes,
                                                           Shape{256, 256},
                                                           Shape{128, 64},
                                                           Shape{64, 160}),
-                                          testing::Values(CodecId::kOscarInt2,
-                                                          CodecId::kOscarInt2Aware,
-                                                          CodecId::kOscarInt2Tilted)),
+                                          testing::ValuesIn(kCodecs)),
                          [](const auto& test) {
                            const Shape shape = std::get<0>(test.param);
                            return CaseName(shape.key_dim, shape.value_dim, std::get<1>(test.param));
                          });
-
-// ---- What the codec promises.
-
-TEST(DemoteTest, ConstantRowsComeBackExactly) {
-  for (const CodecId codec :
-       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
-    SCOPED_TRACE(CodecName(codec));
-    TestHead head(64, 64, codec);
-    std::vector<BFloat16> rows;
-    for (uint32_t token = 0; token < kPageTokens; ++token) {
-      const auto value = BFloat16::FromFloat((static_cast<float>(token) - 31) * 0.375f);
-      rows.insert(rows.end(), 64, value);
-    }
-    const auto block = MustDemote(head.parameters(), rows, rows, BestCpuPath());
-    std::vector<BFloat16> keys(rows.size());
-    std::vector<BFloat16> values(rows.size());
-    ExpandHeadBlock(head.parameters(), block, ExpandSpace::kRotated, keys, values);
-    EXPECT_EQ(keys, rows);
-    EXPECT_EQ(values, rows);
-  }
-}
-
-TEST(DemoteTest, MetadataSaturatesAndIsNeverInfinite) {
-  TestHead head(128, 128, CodecId::kOscarInt2);
-  head.parameters().key_clip = 0;
-  const auto huge = DrawRows(RowKind::kHuge, 128, 3);
-  const auto block = MustDemote(head.parameters(), huge, huge, BestCpuPath());
-  const Int2HeadBlock format{128, 128};
-  for (uint32_t token = 0; token < kPageTokens; ++token) {
-    for (const size_t byte : {format.KeyMetaByte(token), format.ValueMetaByte(token)}) {
-      const Meta meta = MetaAt(block, byte);
-      EXPECT_LE(meta.scale, Float16::kMax);
-      EXPECT_GE(meta.min, -Float16::kMax);
-    }
-    EXPECT_EQ(MetaAt(block, format.KeyMetaByte(token)).scale, Float16::kMax);
-    EXPECT_EQ(MetaAt(block, format.KeyMetaByte(token)).min, -Float16::kMax);
-  }
-}
-
-TEST(DemoteTest, ClipsValuesAtTheOrderStatistic) {
-  // |row| is 1..64 in a shuffled order with signs; floor(0.92 * 64) = 58, so the 59th: 59.
-  TestHead head(64, 64, CodecId::kOscarInt2);
-  std::vector<BFloat16> rows;
-  for (uint32_t token = 0; token < kPageTokens; ++token) {
-    for (uint32_t channel = 0; channel < 64; ++channel) {
-      const auto magnitude = static_cast<float>((channel * 37 + token) % 64 + 1);
-      rows.push_back(BFloat16::FromFloat(channel % 2 == 0 ? magnitude : -magnitude));
-    }
-  }
-  const auto block = MustDemote(head.parameters(), rows, rows, BestCpuPath());
-  const Int2HeadBlock format{64, 64};
-  for (uint32_t token = 0; token < kPageTokens; ++token) {
-    const Meta meta = MetaAt(block, format.ValueMetaByte(token));
-    EXPECT_EQ(meta.min, -59);
-    EXPECT_EQ(meta.scale, Float16::FromFloat(118.0f / 3).ToFloat());
-    for (uint32_t channel = 0; channel < 64; ++channel) {
-      const float x = rows[token * 64 + channel].ToFloat();
-      const uint32_t code = CodeAt(block, format.ValueCode(token, channel));
-      EXPECT_EQ(code, x < -39.3f ? 0u : x < 0 ? 1u : x < 39.3f ? 2u : 3u) << x;
-    }
-  }
-}
-
-// The metric's loss of what was written, against rounding to nearest over the same ranges.
-TEST(DemoteTest, FeedbackLowersTheLossInTheMetric) {
-  TestHead head(128, 128, CodecId::kOscarInt2Aware);
-  const auto rows = GaussianRows(size_t{kPageTokens} * 128, 1, 5);
-  const auto loss = [&](const HeadParameters& parameters) {
-    const auto block = MustDemote(parameters, rows, rows, BestCpuPath());
-    std::vector<BFloat16> keys(rows.size());
-    std::vector<BFloat16> values(rows.size());
-    ExpandHeadBlock(parameters, block, ExpandSpace::kRotated, keys, values);
-    // With C the feedback factor, dk^T (C^T C)^-1 dk = |z|^2 where z C = dk.
-    double sum = 0;
-    for (size_t token = 0; token < kPageTokens; ++token) {
-      std::vector<double> left(128);
-      for (size_t i = 0; i < 128; ++i) {
-        left[i] = double{rows[token * 128 + i].ToFloat()} - keys[token * 128 + i].ToFloat();
-      }
-      for (size_t i = 0; i < 128; ++i) {
-        const float* weights = head.key_feedback().data() + i * 128;
-        const double z = left[i] / weights[i];
-        sum += z * z;
-        for (size_t j = i + 1; j < 128; ++j) {
-          left[j] -= z * weights[j];
-        }
-      }
-    }
-    return sum;
-  };
-  HeadParameters nearest = head.parameters();
-  nearest.codec = CodecId::kOscarInt2;
-  EXPECT_LT(loss(head.parameters()), 0.7 * loss(nearest));
-}
-
-// Queries that attend to a row: its own direction in their covariance, about their mean. A head's
-// metric and feedback factor here are of one diagonal, so that both are exact.
-TEST(DemoteTest, TheRefitLowersTheLossForTheQueriesThatAttend) {
-  constexpr uint32_t kDim = 64;
-  TestHead head(kDim, kDim, CodecId::kOscarInt2Tilted, 9);
-  std::ranges::fill(head.key_feedback(), 0.0f);
-  std::ranges::fill(head.key_metric(), 0.0f);
-  std::ranges::fill(head.query_mean(), 0.0f);
-  std::vector<double> weights;
-  for (size_t i = 0; i < kDim; ++i) {
-    const float deviation = i < 8 ? 4.0f : 0.5f;
-    head.key_metric()[i * kDim + i] = deviation * deviation;
-    head.key_feedback()[i * kDim + i] = 1 / deviation;
-    weights.push_back(double{deviation} * deviation);
-  }
-  const auto rows = GaussianRows(size_t{kPageTokens} * kDim, 2, 6);
-  const auto loss = [&](CodecId codec) {
-    HeadParameters parameters = head.parameters();
-    parameters.codec = codec;
-    const auto block = MustDemote(parameters, rows, rows, BestCpuPath());
-    const Int2HeadBlock format{kDim, kDim};
-    double sum = 0;
-    for (uint32_t token = 0; token < kPageTokens; ++token) {
-      const Meta meta = MetaAt(block, format.KeyMetaByte(token));
-      double in_metric = 0;
-      double along_tilt = 0;
-      for (uint32_t i = 0; i < kDim; ++i) {
-        const double x = rows[token * kDim + i].ToFloat();
-        const double code = CodeAt(block, format.KeyCode(token, i));
-        const double error = x - code * meta.scale - meta.min;
-        in_metric += weights[i] * error * error;
-        along_tilt += weights[i] * x / 8 * error;  // 8: the root of the dim.
-      }
-      sum += in_metric + along_tilt * along_tilt;
-    }
-    return sum;
-  };
-  EXPECT_LT(loss(CodecId::kOscarInt2Tilted), 0.6 * loss(CodecId::kOscarInt2Aware));
-}
-
-TEST(DemoteTest, RefusesNanAndInfinityAndLeavesTheBlock) {
-  TestHead head(64, 96, CodecId::kOscarInt2);
-  const auto keys = GaussianRows(size_t{kPageTokens} * 64, 1, 1);
-  const auto values = GaussianRows(size_t{kPageTokens} * 96, 1, 2);
-  const std::vector<std::byte> untouched(BlockBytes(head.parameters()), std::byte{0x5a});
-  auto block = untouched;
-
-  auto with_nan = keys;
-  with_nan[63 * 64 + 17] = BFloat16::FromFloat(std::numeric_limits<float>::quiet_NaN());
-  const auto nan = DemoteHeadBlock(head.parameters(), with_nan, values, block);
-  EXPECT_EQ(nan.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(nan.message()),
-              HasSubstr("K holds nan at token 63 of the page, channel 17"));
-
-  auto with_inf = values;
-  with_inf[5 * 96 + 95] = BFloat16::FromFloat(-std::numeric_limits<float>::infinity());
-  const auto inf = DemoteHeadBlock(head.parameters(), keys, with_inf, block);
-  EXPECT_EQ(inf.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(inf.message()),
-              HasSubstr("V holds -inf at token 5 of the page, channel 95"));
-  EXPECT_EQ(block, untouched);
-}
 
 }  // namespace
 }  // namespace crumb

@@ -100,6 +100,7 @@ class Mutator {
                            "__metadata__",
                            "num_layers",
                            "oscar-int2",
+                           "oscar-int2-lm",
                            "oscar-int2-aware",
                            "oscar-int2-tilted",
                            "crumb.profile.v1",

@@ -24,7 +24,7 @@ void CheckHead(const HeadParameters& head, const Profile& profile) {
   CRUMB_CHECK(AllFinite({head.key_rotation, key_dim * key_dim}), "key rotation not finite");
   CRUMB_CHECK(AllFinite({head.value_rotation, value_dim * value_dim}), "value rotation not finite");
   CRUMB_CHECK(AllFinite({head.key_mean, key_dim}), "key mean not finite");
-  CRUMB_CHECK((head.key_feedback != nullptr) == (profile.codec() != CodecId::kOscarInt2),
+  CRUMB_CHECK((head.key_feedback != nullptr) == HasFeedback(profile.codec()),
               "feedback does not follow the codec");
   if (head.key_feedback != nullptr) {
     CRUMB_CHECK(AllFinite({head.key_feedback, key_dim * key_dim}), "feedback not finite");
@@ -147,6 +147,7 @@ Statistics TinyStatistics() {
 std::vector<FuzzSeed> FuzzSeeds() {
   return {{"tiny", *Profile::Serialize(TinyParts())},
           {"nearest", *Profile::Serialize(SmallParts(CodecId::kOscarInt2))},
+          {"lm", *Profile::Serialize(SmallParts(CodecId::kOscarInt2Lm))},
           {"aware", *Profile::Serialize(SmallParts(CodecId::kOscarInt2Aware, false))},
           {"tilted", *Profile::Serialize(SmallParts(CodecId::kOscarInt2Tilted))},
           {"statistics", *Statistics::Serialize(TinyStatistics())}};

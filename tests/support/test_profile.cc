@@ -99,7 +99,7 @@ std::shared_ptr<const Profile> MakeTestProfile(const TestProfileOptions& options
     for (uint32_t channel = 0; channel < geometry.key_dim; ++channel) {
       parts.key_mean.push_back(normal(random));
     }
-    if (options.codec != CodecId::kOscarInt2) {
+    if (HasFeedback(options.codec)) {
       Append(RandomFeedback(geometry.key_dim, &random), &parts.key_feedback);
     }
     parts.key_clip.push_back(0.96f);

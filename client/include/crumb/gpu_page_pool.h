@@ -48,8 +48,9 @@ class GpuPagePool {
                                uint32_t step_tokens);
 
   // INVALID_ARGUMENT names the option, its value and the limit. RESOURCE_EXHAUSTED: not that much
-  // device memory, with the bytes. UNIMPLEMENTED: a build without CUDA, or a head_dim that kernels
-  // do not have (64, 128 and 256, the same for K and V).
+  // device memory, with the bytes. UNIMPLEMENTED: a build without CUDA, a head_dim that kernels
+  // do not have (64, 128 and 256, the same for K and V), or rows that only the CPU demotes
+  // (crumb/cuda/device_profile.h).
   static absl::StatusOr<std::unique_ptr<GpuPagePool>> Create(Options options);
   // After all of its sequences and batches, and after the last kernel that uses its pages.
   ~GpuPagePool();

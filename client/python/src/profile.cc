@@ -58,9 +58,7 @@ CodecId CodecNamed(const std::string& name) {
   if (!codec) {
     // throws: the edge of Python.
     throw StatusError(absl::InvalidArgumentError(
-        absl::StrCat("codec '", name,
-                     "' is not known; 'oscar-int2', 'oscar-int2-aware' or "
-                     "'oscar-int2-tilted' is")));
+        absl::StrCat("codec '", name, "' is not known; ", CodecNames(), " are")));
   }
   return *codec;
 }
@@ -69,6 +67,15 @@ CodecId CodecNamed(const std::string& name) {
 template <RotationKind FitOptions::*kRotation>
 void SetRotation(FitOptions& options, const std::string& name) {
   options.*kRotation = RotationFromName(name);
+}
+
+void SetValueLevels(FitOptions& options, const std::string& name) {
+  if (name != "range" && name != "deviation") {
+    // throws: the edge of Python.
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("value_levels '", name, "' is not known; 'range' or 'deviation' is")));
+  }
+  options.value_levels = name == "range" ? ValueLevels::kRange : ValueLevels::kDeviation;
 }
 
 template <uint32_t Windows::*kWindow>
@@ -96,6 +103,7 @@ void DefineFit(nb::module_& module) {
       .def("set_value_rotation", &SetRotation<&FitOptions::value_rotation>, nb::arg("name"))
       .def("set_sink_tokens", &SetWindow<&Windows::sink_tokens>, nb::arg("tokens"))
       .def("set_recent_tokens", &SetWindow<&Windows::recent_tokens>, nb::arg("tokens"))
+      .def("set_value_levels", &SetValueLevels, nb::arg("name"))
       .def_rw("key_clip", &FitOptions::key_clip)
       .def_rw("value_clip", &FitOptions::value_clip)
       .def_rw("shift_keys", &FitOptions::shift_keys)
@@ -158,7 +166,7 @@ void DefineProfile(nb::module_& module) {
       .def_prop_ro(
           "codec",
           [](const PyProfile& self) { return std::string(CodecName(self.profile->codec())); },
-          "oscar-int2, oscar-int2-aware or oscar-int2-tilted.")
+          "oscar-int2, oscar-int2-lm, oscar-int2-aware or oscar-int2-tilted.")
       .def_prop_ro("num_layers", &Extent<&Geometry::num_layers>, "Layers with attention.")
       .def_prop_ro("num_kv_heads", &Extent<&Geometry::num_kv_heads>, "KV heads of a layer.")
       .def_prop_ro("key_dim", &Extent<&Geometry::key_dim>, "head_dim of K.")

@@ -251,7 +251,7 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
   profile->heads_ = {.num_layers = geometry.num_layers,
                      .num_kv_heads = geometry.num_kv_heads,
                      .head_dim = geometry.key_dim,
-                     .is_aware = heads[0].codec != CodecId::kOscarInt2,
+                     .is_aware = HasFeedback(heads[0].codec),
                      .is_tilted = heads[0].codec == CodecId::kOscarInt2Tilted,
                      .records = profile->memory_};
   FakeHeads& fake = Profiles()[profile->memory_];

@@ -12,10 +12,12 @@
 
 #include "crumb/gpu_batch.h"
 #include "tests/client/gpu/gpu_batch_fixture.h"
+#include "tests/support/test_profile.h"
 
 namespace crumb {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TEST_F(GpuBatchTest, PoolWithoutPagesRefusesTheStepAndGoesOnWhenThereAreSome) {
@@ -180,6 +182,11 @@ TEST_F(GpuBatchTest, OptionsThatCannotBeAreNamed) {
   expect(pool([](auto& o) { o.int2_pages = 0; }), "int2_pages is 0");
   expect(pool([](auto& o) { o.bf16_pages = 0; }), "bf16_pages is 0");
   expect(pool([](auto& o) { o.heads = {1, 2}; }), "heads is [1, 1 + 2)");
+  const absl::Status lm =
+      pool([](auto& o) { o.profile = MakeTestProfile({.codec = CodecId::kOscarInt2Lm}); });
+  EXPECT_EQ(lm.code(), absl::StatusCode::kUnimplemented) << lm;
+  EXPECT_THAT(std::string(lm.message()),
+              AllOf(HasSubstr("oscar-int2-lm"), HasSubstr("mean and deviation")));
   const auto batch = [&](auto change) {
     GpuBatch::Options options{.pool = &scene.pool(), .num_query_heads = 4, .max_sequences = 2};
     change(options);

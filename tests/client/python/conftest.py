@@ -7,7 +7,7 @@ from crumb import profile as profiles
 from crumb._native import StatisticsCollector
 
 LAYERS, KV_HEADS, QUERY_HEADS, KEY_DIM, VALUE_DIM = 2, 2, 6, 64, 32
-CODECS = ("oscar-int2", "oscar-int2-aware", "oscar-int2-tilted")
+CODECS = ("oscar-int2", "oscar-int2-lm", "oscar-int2-aware", "oscar-int2-tilted")
 
 
 def rows(seed, heads, tokens, dim):

@@ -38,6 +38,8 @@ def test_a_profile_is_held_against_a_model(aware):
     (dict(codec="oscar-int2", rotation="layer", key_clip=0.9, value_clip=0), "--codec oscar-int2 --rotation per-layer --key-clip 0.9 --value-clip 0"),
     (dict(codec="oscar-int2-aware", key_rotation="hadamard", shift_keys=False, damping=0.2),
      "--codec oscar-int2-aware --key-rotation hadamard --no-shift --damping 0.2"),
+    (dict(codec="oscar-int2-lm"), "--codec oscar-int2-lm"),
+    (dict(value_levels="deviation"), "--value-levels deviation"),
     (dict(value_rotation="hadamard", choose=False, sink_tokens=128, recent_tokens=512),
      "--value-rotation hadamard --no-choose --sink 128 --recent 512"),
     (dict(key_margin=0.05, value_margin=0, threads=1), "--key-margin 0.05 --value-margin 0"),
@@ -55,6 +57,7 @@ def test_each_option_of_a_fit_is_that_of_the_program(statistics, tmp_path, optio
 
 @pytest.mark.parametrize("options, message", [
     (dict(codec="int2"), "codec 'int2' is not known"),
+    (dict(value_levels="none"), "value_levels 'none' is not known"),
     (dict(key_rotation="random"), "rotation 'random' is not known"),
     (dict(rotation="layer"), "heads cannot share a key rotation"),
     (dict(value_clip=1.5), "value_clip is 1.5"),

@@ -93,6 +93,33 @@ TEST(FitProfileTest, ThePublishedRecipeHasNoMeanAndNoFeedback) {
   EXPECT_NE(ProfileOf(parts), nullptr);
 }
 
+TEST(FitProfileTest, LevelsByDeviationHaveNoClipAndNoFeedback) {
+  const ProfileParts parts = Fit({.codec = CodecId::kOscarInt2Lm});
+  EXPECT_EQ(parts.codec, CodecId::kOscarInt2Lm);
+  EXPECT_THAT(parts.key_feedback, IsEmpty());
+  EXPECT_THAT(parts.key_mean, SizeIs(2 * kHeads * kDim));
+  EXPECT_THAT(parts.key_clip, Each(0.0F));
+  EXPECT_THAT(parts.value_clip, Each(0.0F));
+  EXPECT_THAT(parts.value_levels, IsEmpty());  // The codec says so.
+  EXPECT_TRUE(ProfileOf(parts)->head(1, 0).values_by_deviation);
+  EXPECT_THAT(Fit({.codec = CodecId::kOscarInt2Lm, .shift_keys = false}).key_mean, IsEmpty());
+}
+
+TEST(FitProfileTest, ValuesAreRoundedByDeviationIfAskedForUnderCodecsWithFeedback) {
+  for (const CodecId codec : {CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
+    SCOPED_TRACE(CodecName(codec));
+    const ProfileParts parts = Fit({.codec = codec, .value_levels = ValueLevels::kDeviation});
+    EXPECT_THAT(parts.value_levels, Each(1.0F));
+    EXPECT_THAT(parts.value_clip, Each(0.0F));
+    EXPECT_TRUE(ProfileOf(parts)->head(1, 0).values_by_deviation);
+    EXPECT_THAT(Fit({.codec = codec, .value_levels = ValueLevels::kRange}).value_levels, IsEmpty());
+  }
+  const ProfileParts published =
+      Fit({.codec = CodecId::kOscarInt2, .value_levels = ValueLevels::kDeviation});
+  EXPECT_THAT(published.value_levels, IsEmpty());
+  EXPECT_THAT(published.value_clip, Each(0.92F));
+}
+
 TEST(FitProfileTest, HadamardIsTheSameInEachLayer) {
   const ProfileParts parts = Fit({.codec = CodecId::kOscarInt2Aware,
                                   .key_rotation = RotationKind::kHadamard,
@@ -307,7 +334,10 @@ TEST(FitProfileTest, EachPartOfTheRecipeLowersWhatAttentionLoses) {
   // metric, which no rotation changes: here the fitted ones do as well as Hadamard's, not better.
   EXPECT_LT(per_layer, 1.1 * hadamard);
   EXPECT_LT(per_head, 1.1 * hadamard);
+  const double lm = LossOf(Fit({.codec = CodecId::kOscarInt2Lm, .shift_keys = false}));
+  EXPECT_LT(lm, per_head);
   EXPECT_LT(aware, 0.5 * per_head);
+  EXPECT_LT(aware, lm);
   EXPECT_LT(shifted, 0.9 * aware);
   const double scaled = LossOf(Fit({.codec = CodecId::kOscarInt2Tilted}));
   const double scaled_hadamard =

@@ -103,6 +103,42 @@ TEST(ImportProfileTest, StatisticsAddMeanKeysAndFeedbackForTheImportedRotations)
   }
 }
 
+TEST(ImportProfileTest, LevelsByDeviationNeedNoStatisticsAndTakeMeanKeysFromThem) {
+  const ImportOptions options{.num_kv_heads = 2, .codec = CodecId::kOscarInt2Lm};
+  const auto alone = ImportProfile(Keys(), Values(), std::nullopt, options);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->parts.codec, CodecId::kOscarInt2Lm);
+  EXPECT_THAT(alone->parts.key_clip, Each(0.0F));
+  EXPECT_THAT(alone->parts.value_clip, Each(0.0F));
+  EXPECT_THAT(alone->parts.key_mean, IsEmpty());
+  EXPECT_TRUE(Profile::Serialize(alone->parts).ok());
+  const Statistics statistics = MakeStatistics();
+  const auto shifted = ImportProfile(Keys(), Values(), statistics, options);
+  ASSERT_TRUE(shifted.ok()) << shifted.status();
+  EXPECT_EQ(shifted->parts.key_mean, ToFloat(statistics.key_mean));
+  EXPECT_THAT(shifted->parts.key_feedback, IsEmpty());
+  EXPECT_TRUE(Profile::Serialize(shifted->parts).ok());
+}
+
+TEST(ImportProfileTest, ValuesMayBeRoundedByDeviationBesideFeedback) {
+  const auto imported =
+      ImportProfile(Keys(), Values(), MakeStatistics(), {.value_levels = ValueLevels::kDeviation});
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_EQ(imported->parts.codec, CodecId::kOscarInt2Aware);
+  EXPECT_THAT(imported->parts.value_levels, Each(1.0F));
+  EXPECT_THAT(imported->parts.value_clip, Each(0.0F));
+  EXPECT_TRUE(Profile::Serialize(imported->parts).ok());
+}
+
+TEST(ImportProfileTest, CodecsThatTheInputCannotMakeAreRefused) {
+  EXPECT_THAT(ErrorOf(ImportProfile(Keys(), Values(), std::nullopt,
+                                    {.num_kv_heads = 2, .codec = CodecId::kOscarInt2Aware})),
+              AllOf(HasSubstr("oscar-int2-aware"), HasSubstr("--stats")));
+  EXPECT_THAT(ErrorOf(ImportProfile(Keys(), Values(), MakeStatistics(),
+                                    {.codec = CodecId::kOscarInt2Tilted})),
+              AllOf(HasSubstr("oscar-int2-tilted"), HasSubstr("scales keys")));
+}
+
 TEST(ImportProfileTest, VersionsMayDifferBetweenKeysAndValues) {
   const auto imported = ImportProfile(Keys(2), Values(1), std::nullopt, {});
   ASSERT_TRUE(imported.ok()) << imported.status();

@@ -120,7 +120,26 @@ TEST_F(CalibrateProgramTest, FlagsChooseTheRecipe) {
   EXPECT_EQ(head.value_clip, 0.0F);
   EXPECT_EQ(head.value_rotation[0], 0.125F);  // Hadamard, although --rotation came later.
   EXPECT_EQ(head.key_rotation, (*profile)->head(0, 1).key_rotation);
-  EXPECT_THAT(fit.out, AllOf(HasSubstr("one a layer"), HasSubstr("value clip       off")));
+  EXPECT_THAT(fit.out,
+              AllOf(HasSubstr("one a layer"), HasSubstr("value levels     range, clip off")));
+}
+
+TEST_F(CalibrateProgramTest, LevelsByDeviationAreACodecAndAnOptionOfValues) {
+  const Outcome lm = Run("fit stats --out profile --codec oscar-int2-lm");
+  EXPECT_EQ(lm.status, 0) << lm.err;
+  EXPECT_THAT(lm.out,
+              AllOf(HasSubstr("oscar-int2-lm\n"),
+                    HasSubstr("key levels       by each row's mean and deviation, clip off"),
+                    HasSubstr("value levels     by each row's mean and deviation, clip off")));
+  EXPECT_EQ(Run("verify profile").status, 0);
+  const Outcome report = Run("report stats profile --out page.html");
+  EXPECT_EQ(report.status, 0) << report.err;
+  EXPECT_THAT(TextOf(folder_ / "page.html"), HasSubstr("oscar-int2-lm"));
+  const Outcome tilted = Run("fit stats --out profile --value-levels deviation --no-choose");
+  EXPECT_EQ(tilted.status, 0) << tilted.err;
+  EXPECT_THAT(tilted.out,
+              AllOf(HasSubstr("oscar-int2-tilted\n"), HasSubstr("range searched for each row"),
+                    HasSubstr("value levels     by each row's mean and deviation")));
 }
 
 TEST_F(CalibrateProgramTest, InspectsStatisticsToo) {
@@ -239,6 +258,10 @@ TEST_F(CalibrateProgramTest, ImportsPublishedRotations) {
   EXPECT_EQ(aware.status, 0) << aware.err;
   EXPECT_THAT(aware.out, AllOf(HasSubstr("oscar-int2-aware"), HasSubstr("synthetic")));
   EXPECT_EQ(Run("verify profile").status, 0);
+
+  const Outcome lm = Run(files + " --codec oscar-int2-lm");
+  EXPECT_EQ(lm.status, 0) << lm.err;
+  EXPECT_THAT(lm.out, HasSubstr("oscar-int2-lm\n"));
 }
 
 TEST_F(CalibrateProgramTest, RotationsThatWouldRunCodeAreNotImported) {

@@ -144,7 +144,7 @@ TEST(AttentionProbeTest, MoreExactRowsLoseLess) {
 
 TEST(ReportFiguresTest, EveryRecipeHasEveryHeadAndThisProfileIsOneOfThem) {
   const ReportFigures& figures = TheFigures();
-  EXPECT_THAT(figures.recipes, SizeIs(7));
+  EXPECT_THAT(figures.recipes, SizeIs(8));
   for (const RecipeFigures& recipe : figures.recipes) {
     EXPECT_THAT(recipe.heads, SizeIs(kGeometry.NumHeadBlocks())) << recipe.name;
     double sum = 0;
@@ -163,6 +163,7 @@ TEST(ReportFiguresTest, EveryRecipeHasEveryHeadAndThisProfileIsOneOfThem) {
 TEST(ReportFiguresTest, BetterRecipesLoseLess) {
   EXPECT_LT(Recipe("clip").mean.scores, Recipe("naive").mean.scores);
   EXPECT_LT(Recipe("oscar-int2").mean.scores, Recipe("naive").mean.scores);
+  EXPECT_LT(Recipe("oscar-int2-lm").mean.scores, Recipe("oscar-int2").mean.scores);
   EXPECT_LT(Recipe("oscar-int2-aware").mean.scores, Recipe("oscar-int2").mean.scores / 2);
   EXPECT_LT(Recipe("oscar-int2-aware").mean.output, Recipe("naive").mean.output);
 }
@@ -246,7 +247,7 @@ TEST(ReportFiguresTest, ARecipeThatCannotBeFittedIsLeftOutWithAWarning) {
   const auto figures = ComputeFigures(odd, *profile, {.num_pages = 1});
   ASSERT_TRUE(figures.ok()) << figures.status();
   EXPECT_THAT(figures->warnings, Contains(HasSubstr("oscar-int2-tilted is left out: fit: ")));
-  EXPECT_THAT(figures->recipes, SizeIs(6));
+  EXPECT_THAT(figures->recipes, SizeIs(7));
   EXPECT_THAT(ReportPage(*figures), AllOf(HasSubstr("is left out"), Not(HasSubstr("nan"))));
 }
 
@@ -314,7 +315,7 @@ TEST(VerdictTest, NamesTheWorstHeadsAndABetterRecipe) {
   EXPECT_THAT(Verdict(figures), Contains(HasSubstr("sits in 1 of 6 heads; the worst: layer 1 head "
                                                    "1 (90.0 %)")));
   mine.mean.output = 0.5;
-  figures.recipes[5].mean.output = 0.1;
+  std::ranges::find(figures.recipes, "oscar-int2-tilted", &RecipeFigures::name)->mean.output = 0.1;
   EXPECT_THAT(Verdict(figures), Contains(HasSubstr("By these numbers oscar-int2-tilted")));
 }
 

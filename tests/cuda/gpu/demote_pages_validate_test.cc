@@ -70,6 +70,20 @@ INSTANTIATE_TEST_SUITE_P(
         BadParams{"Finding", [](auto& p) { p.finding = nullptr; }, {"finding is at address 0"}}),
     [](const auto& bad) { return std::string(bad.param.name); });
 
+TEST(DemotePagesTest, HeadsThatOnlyTheCpuDemotesAreRefused) {
+  DemotePagesParams params = ValidParams();
+  params.heads.is_demoted_on_cpu = true;
+  const absl::Status status = DemotePages(params, nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("demote their pages on the CPU"));
+  const PageScene scene({1, 1, 64, 64}, CodecId::kOscarInt2Lm, 1);
+  EXPECT_FALSE(HasDemotionKernel(scene.heads()[0]));
+  HeadParameters tilted = PageScene({1, 1, 64, 64}, CodecId::kOscarInt2Tilted, 1).heads()[0];
+  EXPECT_TRUE(HasDemotionKernel(tilted));
+  tilted.values_by_deviation = true;
+  EXPECT_FALSE(HasDemotionKernel(tilted));
+}
+
 TEST(DemotePagesReferenceTest, IsRotationAndDemotionOfEachHeadBlock) {
   constexpr uint32_t kDim = 64;
   for (const CodecId codec : {CodecId::kOscarInt2, CodecId::kOscarInt2Aware}) {

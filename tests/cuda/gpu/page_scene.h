@@ -60,7 +60,7 @@ class PageScene {
     params.heads.num_layers = geometry_.num_layers;
     params.heads.num_kv_heads = geometry_.num_kv_heads;
     params.heads.head_dim = geometry_.key_dim;
-    params.heads.is_aware = heads_[0].codec != CodecId::kOscarInt2;
+    params.heads.is_aware = HasFeedback(heads_[0].codec);
     params.num_pages = num_pages_;
     params.num_layers = geometry_.num_layers;
     params.num_heads = geometry_.num_kv_heads;

@@ -20,6 +20,7 @@ namespace {
 
 using testing::AllOf;
 using testing::Each;
+using testing::ElementsAre;
 using testing::ElementsAreArray;
 using testing::HasSubstr;
 
@@ -134,9 +135,31 @@ TEST(ProfileCodecTest, KeysRoundedToNearestHaveNoFactorAndAMeanOfZero) {
   EXPECT_THAT(std::span((*profile)->head(1, 1).key_mean, kKeyDim), Each(0.0F));
 }
 
+TEST(ProfileCodecTest, ValuesAreRoundedByDeviationWhereTheProfileSaysSo) {
+  ProfileParts parts = SmallParts(CodecId::kOscarInt2Tilted);
+  const auto levels_of = [](const ProfileParts& from) {
+    const auto profile = Profile::Parse(FileOf(from));
+    std::vector<bool> levels;
+    for (uint32_t index = 0; index < 4; ++index) {
+      levels.push_back((*profile)->head(index / 2, index % 2).values_by_deviation);
+    }
+    return levels;
+  };
+  EXPECT_THAT(levels_of(parts), ElementsAre(false, true, false, true));
+  parts.value_levels.clear();
+  EXPECT_THAT(levels_of(parts), Each(false));
+  EXPECT_THAT(levels_of(SmallParts(CodecId::kOscarInt2Lm)), Each(true));
+  parts.value_levels = {0, 1, 2, 0};
+  EXPECT_THAT(ErrorOf(parts),
+              AllOf(HasSubstr("'value_levels'"), HasSubstr("layer 1, KV head 0 is 2"),
+                    HasSubstr("0 (within a range)")));
+  ProfileParts lm = SmallParts(CodecId::kOscarInt2Lm);
+  lm.value_levels = {1, 1, 1, 1};
+  EXPECT_THAT(ErrorOf(lm), AllOf(HasSubstr("'value_levels'"), HasSubstr("has no place")));
+}
+
 TEST(ProfileCodecTest, NamesAreThoseOfTheFile) {
-  for (const CodecId codec :
-       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
+  for (const CodecId codec : kCodecs) {
     EXPECT_EQ(CodecFromName(CodecName(codec)), codec);
   }
   EXPECT_EQ(CodecFromName("oscar"), std::nullopt);
@@ -189,16 +212,12 @@ TEST_P(ProfileTest, AByteMoreIsRefused) {
   EXPECT_THAT(ErrorOf(file), HasSubstr("bytes of data"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs,
-                         ProfileTest,
-                         testing::Values(CodecId::kOscarInt2,
-                                         CodecId::kOscarInt2Aware,
-                                         CodecId::kOscarInt2Tilted),
-                         [](const auto& instance) {
-                           return instance.param == CodecId::kOscarInt2        ? "OscarInt2"
-                                  : instance.param == CodecId::kOscarInt2Aware ? "OscarInt2Aware"
-                                                                               : "OscarInt2Tilted";
-                         });
+INSTANTIATE_TEST_SUITE_P(Codecs, ProfileTest, testing::ValuesIn(kCodecs), [](const auto& instance) {
+  return instance.param == CodecId::kOscarInt2        ? "OscarInt2"
+         : instance.param == CodecId::kOscarInt2Lm    ? "OscarInt2Lm"
+         : instance.param == CodecId::kOscarInt2Aware ? "OscarInt2Aware"
+                                                      : "OscarInt2Tilted";
+});
 
 TEST(ProfileIdTest, IsTheHashOfTheFile) {
   const auto file = FileOf(SmallParts(CodecId::kOscarInt2));

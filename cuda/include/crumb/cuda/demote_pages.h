@@ -71,7 +71,7 @@ struct DemotePagesParams {
 };
 
 // What can be told without reading device memory. INVALID_ARGUMENT names the field, its value and
-// the limit.
+// the limit. UNIMPLEMENTED: heads that only the CPU demotes (see DeviceHeads).
 absl::Status ValidateDemotePages(const DemotePagesParams& params);
 
 // Validates and enqueues on `stream`. INVALID_ARGUMENT as ValidateDemotePages, UNIMPLEMENTED or

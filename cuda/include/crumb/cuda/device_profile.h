@@ -26,11 +26,22 @@ struct DeviceHeads {
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;   // Of K and V: 64, 128 or 256.
-  bool is_aware = false;   // Keys are rounded with error feedback: any codec but oscar-int2.
+  bool is_aware = false;   // Keys are rounded with error feedback.
   bool is_tilted = false;  // oscar-int2-tilted: and refitted; queries have a rotation of their own.
+  // Some head's rows are rounded in a way that has no kernel: by their mean and deviation, as under
+  // oscar-int2-lm. DemotePages refuses them; all else serves them.
+  bool is_demoted_on_cpu = false;
   // [num_layers, num_kv_heads] records, as cuda/launch/head_record.h says.
   const std::byte* records = nullptr;
 };
+
+// Whether DemotePages makes this head's pages; else they are demoted on the CPU
+// (crumb/cuda/demote.h).
+inline bool HasDemotionKernel(const HeadParameters& head) {
+  return head.codec != CodecId::kOscarInt2Lm && !head.values_by_deviation;
+}
+// The same of all heads of a profile.
+bool HasDemotionKernels(const Profile& profile);
 
 // Thread-safe. Must outlive the launches that use it.
 class DeviceProfile {

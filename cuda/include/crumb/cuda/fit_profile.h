@@ -30,13 +30,23 @@ enum class RotationKind : uint8_t {
   kHadamard,  // The Hadamard matrix alone, the same everywhere; needs no statistics.
 };
 
+// How a row of values is rounded.
+enum class ValueLevels : uint8_t {
+  kRange,      // Within its range, clipped: smaller errors, and each row a little smaller.
+  kDeviation,  // By its mean and deviation (docs/decisions/0104): as large as it was.
+};
+
 struct FitOptions {
   CodecId codec = CodecId::kOscarInt2Tilted;
   RotationKind key_rotation = RotationKind::kPerHead;
   RotationKind value_rotation = RotationKind::kPerHead;
   Windows windows = {};
-  // Clip ratios, <= 0: off. That of keys serves oscar-int2; the others search each row's range
-  // themselves. The published constants.
+  // Under oscar-int2-aware and -tilted. Those of oscar-int2 are as published within ranges, those
+  // of oscar-int2-lm by deviation.
+  ValueLevels value_levels = ValueLevels::kRange;
+  // Clip ratios, <= 0: off; the published constants. That of keys serves oscar-int2, that of values
+  // what is rounded within ranges: codecs with feedback search each key's range themselves, and
+  // levels by deviation need none.
   float key_clip = 0.96F;
   float value_clip = 0.92F;
   // Whether keys are shifted by their mean; not under oscar-int2.

@@ -12,11 +12,15 @@
 //   query_rotation.{layer}   as key_rotation; codec oscar-int2-tilted only, where key_rotation also
 //                            scales: key_rotation * query_rotation^T is the identity
 //   key_mean                 F32 [L,H,dk], optional (absent: zeros). Subtracted before rotation.
-//   key_feedback.{layer}     F32 [H,dk,dk] upper triangular, positive diagonal; codec
-//                            not of oscar-int2: the Cholesky factor of the inverse metric
+//   key_feedback.{layer}     F32 [H,dk,dk] upper triangular, positive diagonal: the Cholesky factor
+//                            of the inverse metric; codecs oscar-int2-aware and -tilted only
 //   key_metric.{layer}       F32 [H,dk,dk], symmetric: the metric; codec oscar-int2-tilted only
 //   query_mean               F32 [L,H,dk], the mean query, rotated; codec oscar-int2-tilted only
 //   key_clip, value_clip     F32 [L,H]: clip ratio, <= 0 is off, at most 1
+//   value_levels             F32 [L,H], optional (absent: zeros): 0, values are rounded within
+//   their
+//                            clipped range; 1, by each row's mean and deviation. Not of
+//                            oscar-int2-lm, which does the latter with keys and values
 #pragma once
 
 #include <cstddef>
@@ -44,7 +48,17 @@ enum class CodecId : uint8_t {
   // "oscar-int2-tilted": so too, K scaled by its scatter and its ranges refitted for the queries
   // that attend to the row.
   kOscarInt2Tilted = 3,
+  kOscarInt2Lm = 4,  // "oscar-int2-lm": rounded by each row's mean and deviation, K and V.
 };
+// All of them, as they are named to people: the plainest first.
+inline constexpr CodecId kCodecs[] = {CodecId::kOscarInt2, CodecId::kOscarInt2Lm,
+                                      CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted};
+// Whether keys are rounded with error feedback, so that a profile has key_feedback.
+constexpr bool HasFeedback(CodecId codec) {
+  return codec == CodecId::kOscarInt2Aware || codec == CodecId::kOscarInt2Tilted;
+}
+// "oscar-int2, oscar-int2-lm, oscar-int2-aware and oscar-int2-tilted", for people.
+std::string CodecNames();
 std::string_view CodecName(CodecId codec);
 std::optional<CodecId> CodecFromName(std::string_view name);
 
@@ -62,6 +76,7 @@ struct HeadParameters {
   const float* query_mean = nullptr;      // [key_dim] f32, rotated; null unless tilted.
   float key_clip = 0;                     // Clip ratio; <= 0: none.
   float value_clip = 0;
+  bool values_by_deviation = false;  // See value_levels.
 };
 
 // The parts of a profile, to make one from (calibration, tests). Shapes as in the file, always per
@@ -80,6 +95,7 @@ struct ProfileParts {
   std::vector<float> query_mean;      // [L, H, dk] or empty
   std::vector<float> key_clip;        // [L, H]
   std::vector<float> value_clip;      // [L, H]
+  std::vector<float> value_levels;    // [L, H] or empty
   std::string choices;                // For people; empty: not in the file.
 };
 
