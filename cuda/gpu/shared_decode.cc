@@ -17,8 +17,8 @@ namespace {
 uint32_t SplitsOf(const SharedDecodeParams& params, const GpuDevice& device) {
   const SplitDecodeParams& batch = params.batch;
   const uint32_t rows = batch.num_sequences * (batch.num_query_heads / batch.num_kv_heads);
-  const uint32_t rows_of_block = gpu::SharedPrefixRows(batch.head_dim);
-  const uint32_t others = batch.num_kv_heads * ((rows + rows_of_block - 1) / rows_of_block);
+  const uint32_t others =
+      batch.num_kv_heads * ((rows + gpu::kPrefixBlockRows - 1) / gpu::kPrefixBlockRows);
   return std::clamp<uint32_t>(device.num_multiprocessors / others, 1, params.prefix.stride);
 }
 
@@ -33,15 +33,20 @@ struct Workspace {
 
 Workspace Arrange(const SharedDecodeParams& params, uint32_t num_splits, size_t split_decode) {
   const size_t rows = size_t{params.batch.num_sequences} * params.batch.num_query_heads;
+  const uint32_t rows_of_head =
+      params.batch.num_sequences * (params.batch.num_query_heads / params.batch.num_kv_heads);
+  const size_t num_parts =
+      size_t{num_splits} *
+      gpu::PrefixPartsOfSplit(params.batch.head_dim, rows_of_head, rows_of_head - 1);
   const auto round_up = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   Workspace workspace;
   workspace.own_outputs = round_up(split_decode);
   workspace.own_lse =
       workspace.own_outputs + round_up(rows * params.batch.head_dim * sizeof(float));
   workspace.sums = workspace.own_lse + round_up(rows * sizeof(float));
-  workspace.outputs = workspace.sums + round_up(rows * num_splits * 2 * sizeof(float));
+  workspace.outputs = workspace.sums + round_up(rows * num_parts * 2 * sizeof(float));
   workspace.bytes =
-      workspace.outputs + round_up(rows * num_splits * params.batch.head_dim * sizeof(float));
+      workspace.outputs + round_up(rows * num_parts * params.batch.head_dim * sizeof(float));
   return workspace;
 }
 
@@ -80,14 +85,13 @@ absl::Status SharedDecode(const SharedDecodeParams& params, GpuStream stream) {
                                        .sums = at(workspace.sums),
                                        .own_outputs = at(workspace.own_outputs),
                                        .own_lse = at(workspace.own_lse)};
-  CRUMB_RETURN_IF_ERROR(
-      gpu::CudaStatus(gpu::LaunchSharedPrefix(launch, stream), "launching shared_decode"));
   SplitDecodeParams own = params.batch;
   own.out = at(workspace.own_outputs);
   own.out_type = ElementType::kFloat32;
   own.lse = at(workspace.own_lse);
-  own.history_is_settled = false;
   CRUMB_RETURN_IF_ERROR(SplitDecode(own, stream));
+  CRUMB_RETURN_IF_ERROR(
+      gpu::CudaStatus(gpu::LaunchSharedPrefix(launch, stream), "launching shared_decode"));
   return gpu::CudaStatus(gpu::LaunchSharedMerge(launch, stream), "launching shared_decode's merge");
 }
 

@@ -8,11 +8,8 @@
 // p = 0, 2, 4 and 6; the powers of two go where they cost nothing:
 //   K: 2 by its token's scale, 4 by the queries (the upper 16 of every 32 channels).
 //   V: 4 by its token's scale, 2 by the outputs (the upper 8 of every 16 channels).
-// Tokens and channels lie in the order in which the words hold them:
-//   Token 16 j + 8 kk + 4 half + t is row 8 (4 kk + t) + 4 half + {0, 2, 1, 3}[j] of a tile. Rows
-//   of K are columns of scores, so probabilities have V's order without a move.
-//   Channel 32 ks + 16 half + 4 t + i of K is element 8 (4 ks + t) + 4 half + {0, 2, 1, 3}[i].
-// So a word is two chunks of 16 bytes of a tile. Windows' rows are copied as they are, in order.
+// Tokens and channels lie in the order of code_tiles.cuh. Windows' rows are copied as they are, in
+// theirs.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -20,6 +17,7 @@
 #include <cstdint>
 
 #include "crumb/cuda/prefill_attention.h"
+#include "cuda/kernels/code_tiles.cuh"
 #include "cuda/kernels/mma.cuh"
 #include "cuda/kernels/ptx.cuh"
 #include "proto/page/page_format.h"
@@ -29,15 +27,12 @@ namespace crumb::gpu {
 inline constexpr int kPrefillGroups = 2;  // Warpgroups that multiply, 64 rows each.
 inline constexpr int kPrefillGroupRows = 64;
 inline constexpr int kPrefillStages = 4;
-inline constexpr int kWarpgroupThreads = 128;
-inline constexpr uint32_t kSwizzleRow = 128;              // Bytes of a row of a swizzled block.
-inline constexpr uint32_t kTileBlock = 64 * kSwizzleRow;  // 64 rows of 64 elements.
 
 // Operands are multiplied by this so that products of subnormals are normal numbers.
 inline constexpr float kLift = 0x1p64f;
 inline constexpr float kCodeUnit = 0x1p69f;  // 2^133 / kLift.
 
-// One page. Chunk c of row r of a block of 128-byte rows is at place c ^ (r % 8) of the row.
+// One page.
 template <int kDim>
 struct PrefillStage {
   alignas(1024) std::byte keys[kPageTokens * kDim * 2];  // [64 channels a block][token]
@@ -152,16 +147,11 @@ class PrefillProducer {
                            vector - kFirstOfValues);
     }
     if (thread_ < int{kPageTokens}) {
-      const uint32_t token = TokenOfRow(static_cast<uint32_t>(thread_));
+      const uint32_t token = TokenOfTileRow(static_cast<uint32_t>(thread_));
       words.key_meta = *reinterpret_cast<const __half2*>(block + kFormat.KeyMetaByte(token));
       words.value_meta = *reinterpret_cast<const __half2*>(block + kFormat.ValueMetaByte(token));
     }
     return words;
-  }
-
-  __device__ __forceinline__ static uint32_t TokenOfRow(uint32_t row) {
-    const uint32_t j = row % 2 * 2 + row % 4 / 2;
-    return 16 * j + row / 32 * 8 + row % 8 / 4 * 4 + row / 8 % 4;
   }
 
   __device__ __forceinline__ void Unpack(const Words& words, PrefillStage<kDim>& stage) const {

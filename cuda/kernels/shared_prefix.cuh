@@ -1,230 +1,143 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention of rows of queries (sequences x heads of a group) to the pages of a prefix that they
-// all share. Bound by the tensor cores in principle: a head block of head_dim 128 is 2.1 MFLOP for
-// 64 rows. On an H200 it is bound by issuing what surrounds them, about 500 instructions a warp and
-// page.
+// all share, and the merge of its parts with what each sequence has for itself. A head block of
+// head_dim 128 is 1056 cycles of the tensor cores for 128 rows, and as many of shared memory.
 //
-// grid = [num_splits, row blocks, KV heads]. Warpgroups take turns with a block's pages, so that
-// some multiply while others are at their softmax; there are as many as registers allow.
+// grid = [num_splits, blocks of 128 rows, KV heads]. Two warpgroups make pages into tiles, two
+// multiply. These have 64 rows each; or, where a block has no more than 64, the same rows and every
+// second page.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
 
 #include "cuda/kernels/decode_merge.cuh"
-#include "cuda/kernels/decode_queries.cuh"
-#include "cuda/kernels/page_ring.cuh"
 #include "cuda/kernels/prefix_group.cuh"
+#include "cuda/kernels/prefix_pages.cuh"
 #include "cuda/kernels/ptx.cuh"
 #include "cuda/launch/shared_prefix.h"
 
 namespace crumb::gpu {
 
-// Row r of the queries as a B operand: element k of core 2 (2 step + part) + half is channel
-// 32 step + 16 half + 4 (k / 2) + 2 (k % 2) + part, as bytes of K's words have it; the upper half
-// comes sixteen times too large from the codes, so its queries are divided by that. By one warp.
-template <int kHeadDim, int kRows, int kGroups>
-__device__ __forceinline__ void StoreSharedQuery(const RawQuery<kHeadDim>& raw,
-                                                 ElementType type,
-                                                 int r,
-                                                 int lane,
-                                                 PrefixShared<kHeadDim, kRows, kGroups>& shared) {
-  using Shared = PrefixShared<kHeadDim, kRows, kGroups>;
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < RawQuery<kHeadDim>::kChunksOfLane; ++i) {
-    const int chunk = lane + 32 * i;  // Of four channels.
-    const float4 four = raw.Get(i, type);
-    const float values[4] = {four.x, four.y, four.z, four.w};
-    const int step = chunk / 8;
-    const int half = chunk % 8 / 4;
-    if (chunk < RawQuery<kHeadDim>::kChunks) {
-#pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        const __half2 pair = __floats2half2_rn(values[part], values[part + 2]);
-        sum += __low2float(pair) + __high2float(pair);
-        const __half2 scaled = half == 0 ? pair : __hmul2(pair, __float2half2_rn(1.0f / 16));
-        *reinterpret_cast<__half2*>(shared.queries +
-                                    ((step * 2 + part) * 2 + half) * Shared::kQueryStride +
-                                    r / 8 * 128 + r % 8 * 16 + chunk % 4 * 4) = scaled;
-      }
-    }
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    sum += __shfl_xor_sync(kFullWarp, sum, step);
-  }
-  if (lane < kGroups) {
-    float* column = &shared.columns[lane][r / 2].x + r % 2 * 2;
-    column[0] = sum;
-    column[1] = -kNoMaximum;
-    shared.highest[lane][r] = Ordered(kNoMaximum);
-  }
-}
+inline constexpr int kPrefixThreads = (kPrefixProducers + kPrefixGroups) * kWarpgroupThreads;
 
-template <int kHeadDim, int kRows, int kGroups>
-__device__ __forceinline__ void LoadSharedQueries(const SplitDecodeParams& batch,
-                                                  int first_row,
-                                                  int head,
-                                                  PrefixShared<kHeadDim, kRows, kGroups>& shared) {
-  using Shared = PrefixShared<kHeadDim, kRows, kGroups>;
-  constexpr int kWarps = kGroups * kThreadsOfGroup / 32;
-  constexpr int kBatch = 4;  // Rows whose loads are on their way together.
-  const uint32_t group = batch.num_query_heads / batch.num_kv_heads;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-  for (int first = warp; first < kRows; first += kWarps * kBatch) {
-    RawQuery<kHeadDim> raw[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const auto row = static_cast<uint32_t>(first_row + first + i * kWarps);
-      const uint32_t sequence = row / group;
-      raw[i].Load(batch.queries,
-                  size_t{sequence} * batch.num_query_heads + static_cast<uint32_t>(head) * group +
-                      (row - sequence * group),
-                  first + i * kWarps < kRows && row < batch.num_sequences * group, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i * kWarps < kRows) {
-        StoreSharedQuery<kHeadDim, kRows, kGroups>(raw[i], batch.query_type, first + i * kWarps,
-                                                   lane, shared);
-      }
-    }
-  }
-}
+// Of a thread; together no more than the block starts with, or warpgroups would wait forever.
+inline constexpr int kPrefixProducerRegisters = 48;
+inline constexpr int kPrefixGroupRegisters = 208;
+static_assert(kPrefixProducers * kPrefixProducerRegisters + kPrefixGroups * kPrefixGroupRegisters <=
+              65536 / kPrefixThreads / 8 * 8 * (kPrefixProducers + kPrefixGroups));
 
-template <int kHeadDim, int kRows, int kGroups>
-__global__ void __launch_bounds__(kGroups* kThreadsOfGroup, 1)
+template <int kDim>
+__global__ void __launch_bounds__(kPrefixThreads, 1)
     SharedPrefixKernel(const __grid_constant__ SharedPrefixLaunch launch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(128) std::byte memory[];
-  using Shared = PrefixShared<kHeadDim, kRows, kGroups>;
-  auto& shared = *reinterpret_cast<Shared*>(memory);
-  const int group = Uniform(static_cast<int>(threadIdx.x) / kThreadsOfGroup);
-  const bool is_first_warp = Uniform(static_cast<int>(threadIdx.x) % kThreadsOfGroup / 32) == 0;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_row = static_cast<int>(blockIdx.y) * kRows;
-  const int head = static_cast<int>(blockIdx.z);
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<PrefixShared<kDim>*>(memory);
+  const SplitDecodeParams& batch = launch.batch;
+  const uint32_t num_rows = batch.num_sequences * (batch.num_query_heads / batch.num_kv_heads);
+  const uint32_t first_row = blockIdx.y * kPrefixBlockRows;
+  const bool takes_turns = PrefixPartsOfSplit(kDim, num_rows, first_row) > 1;
   const uint32_t num_pages = min(*launch.prefix_pages, launch.prefix.stride);
-  const auto begin = static_cast<int>(uint64_t{num_pages} * blockIdx.x / launch.num_splits);
-  const auto end = static_cast<int>(uint64_t{num_pages} * (blockIdx.x + 1) / launch.num_splits);
-
-  // 1. Rings; a warpgroup's pages are every second one. Its first warp looks pages up, 32 at a
-  // time.
-  WarpRing<kHeadDim> ring(shared.pages[group][0], shared.states[group],
-                          is_first_warp ? Shared::kStages : 0, lane);
-  ring.SetStages(Shared::kStages);
-  const std::byte* found = nullptr;
-  int looked_up = begin + group;  // What `found` of lane 0 is.
-  const auto look_up = [&](int page) {
-    looked_up = page;
-    const int mine = page + lane * kGroups;
-    found = nullptr;
-    if (mine < end) {
-      found = launch.prefix.pages[mine];
-      if (found == nullptr) {
-        auto* findings = static_cast<DecodeFindings*>(launch.batch.workspace);
-        atomicOr(&findings->problems, kNullHistoryPage);
-      }
-    }
-  };
-  int next = begin + group;
-  const auto push = [&] {
-    if (next >= end) {
-      return;
-    }
-    if (next >= looked_up + 32 * kGroups) {
-      look_up(next);
-    }
-    const auto* base = reinterpret_cast<const std::byte*>(__shfl_sync(
-        kFullWarp, reinterpret_cast<unsigned long long>(found), (next - looked_up) / kGroups));
-    const uint64_t offset =
-        launch.prefix.block_offset + static_cast<uint64_t>(head) * launch.prefix.head_stride;
-    ring.Push({base == nullptr ? nullptr : base + offset, kRowsOfInt2});
-    next += kGroups;
-  };
-  LoadSharedQueries<kHeadDim, kRows, kGroups>(launch.batch, first_row, head, shared);
-  if (is_first_warp) {
-    look_up(next);
-    for (int i = 0; i < Shared::kStages; ++i) {
-      push();
-    }
+  const auto begin = static_cast<uint32_t>(uint64_t{num_pages} * blockIdx.x / launch.num_splits);
+  const auto end =
+      static_cast<uint32_t>(uint64_t{num_pages} * (blockIdx.x + 1) / launch.num_splits);
+  const uint32_t takers = takes_turns ? kPrefixGroups : 1;
+  const uint32_t num_tiles = (end - begin + takers - 1) / takers;
+  const uint32_t role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
+  if (role == 0) {
+    shared.Init(threadIdx.x, (takes_turns ? 1 : kPrefixGroups) * kWarpgroupThreads);
+    AsyncProxyFence();
   }
-  AsyncProxyFence();
+  LetNextLaunchStart();
   __syncthreads();
-
-  // 2. Page by page.
-  PrefixGroup<kHeadDim, kRows, kGroups> attention(shared, launch.batch.scale * 1.4426950408889634f);
-  int buffer = 0;
-  for (int page = begin + group; page < end; page += kGroups) {
-    int rows;
-    const std::byte* stage = ring.Front(&rows);
-    if (Uniform(rows) != kRowsOfNothing) {
-      attention.StartScores(stage);
-      attention.MakeWeights(stage, buffer);
-      attention.AddOutputs(stage, buffer);
-      buffer ^= 1;
-    } else {
-      GroupBarrierAny(group, false);
-    }
-    // All warps are done with the stage before this one, since they passed this page's barrier.
-    if (is_first_warp && page > begin + group) {
-      push();
-    }
-    ring.Pop();
+  if (role < kPrefixProducers) {
+    ShrinkRegisters<kPrefixProducerRegisters>();
+    PrefixProducer<kDim>(launch, shared, role, begin, end - begin, num_tiles * takers).Run();
+    WaitForEarlierWork();  // So that what comes after this launch comes after that too.
+  } else {
+    GrowRegisters<kPrefixGroupRegisters>();
+    const uint32_t index = role - kPrefixProducers;
+    PrefixGroup<kDim> group(launch, shared, index,
+                            first_row + (takes_turns ? 0 : index * kPrefixGroupRows), num_rows,
+                            takes_turns ? index : 0, takers);
+    group.LoadQueries();
+    group.Run(num_tiles);
+    group.Store(blockIdx.x * takers + (takes_turns ? index : 0));
   }
-  attention.Finish(launch, first_row, head);
+#else
+  __trap();  // The op refuses other devices.
 #endif
 }
 
-// One warp a row: the prefix's splits, then the sequence's own part.
+inline constexpr uint32_t kMergedAtOnce = 16;  // Parts.
+
+// One warp a row: the prefix's parts, then the sequence's own.
 __global__ void __launch_bounds__(128)
     SharedMergeKernel(const __grid_constant__ SharedPrefixLaunch launch) {
   const SplitDecodeParams& batch = launch.batch;
   const size_t num_rows = size_t{batch.num_sequences} * batch.num_query_heads;
   const size_t row = size_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
+  LetNextLaunchStart();
+  WaitForEarlierWork();
   if (row >= num_rows) {
     return;
   }
-  const auto* sums = reinterpret_cast<const float2*>(launch.sums);
+  const uint32_t group = batch.num_query_heads / batch.num_kv_heads;
+  const auto row_of_head = static_cast<uint32_t>(row / batch.num_query_heads * group + row % group);
+  const uint32_t num_parts =
+      launch.num_splits *
+      PrefixPartsOfSplit(batch.head_dim, batch.num_sequences * group, row_of_head);
+  const auto* sums = reinterpret_cast<const float2*>(launch.sums) + row;
   const float own_max = launch.own_lse[row] * 1.4426950408889634f;
   float highest = own_max;
-  for (uint32_t split = lane; split < launch.num_splits; split += 32) {
-    const float2 part = sums[split * num_rows + row];
-    highest = part.y > 0 ? fmaxf(highest, part.x) : highest;
+  for (uint32_t part = lane; part < num_parts; part += 32) {
+    const float2 its = sums[part * num_rows];
+    highest = its.y > 0 ? fmaxf(highest, its.x) : highest;
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
     highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, step));
   }
-  for (uint32_t channel = lane * 4; channel < batch.head_dim; channel += 128) {
-    const float own_share = ShareOf(own_max, highest);
-    float4 out =
-        *reinterpret_cast<const float4*>(launch.own_outputs + row * batch.head_dim + channel);
+  const float own_share = ShareOf(own_max, highest);
+  for (uint32_t first = 0; first < batch.head_dim; first += 128) {
+    const uint32_t channel = first + lane * 4;
+    const bool has_channel = channel < batch.head_dim;
+    const size_t place = row * batch.head_dim + (has_channel ? channel : 0);
+    const auto* outputs = reinterpret_cast<const float4*>(launch.outputs + place);
+    float4 out = *reinterpret_cast<const float4*>(launch.own_outputs + place);
     out = make_float4(out.x * own_share, out.y * own_share, out.z * own_share, out.w * own_share);
     float sum = own_share;
-#pragma unroll 4
-    for (uint32_t split = 0; split < launch.num_splits; ++split) {
-      const size_t place = split * num_rows + row;
-      const float2 part = sums[place];
-      const float share = part.y > 0 ? Exp2(part.x - highest) : 0.0f;
-      const float4 v =
-          *reinterpret_cast<const float4*>(launch.outputs + place * batch.head_dim + channel);
-      if (part.y > 0) {
-        out.x = fmaf(share, v.x, out.x);
-        out.y = fmaf(share, v.y, out.y);
-        out.z = fmaf(share, v.z, out.z);
-        out.w = fmaf(share, v.w, out.w);
-        sum = fmaf(share, part.y, sum);
+    for (uint32_t part = 0; part < num_parts; part += kMergedAtOnce) {
+      // All loads are on their way before the first is needed.
+      float4 values[kMergedAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kMergedAtOnce; ++i) {
+        const uint32_t its_part = min(part + i, num_parts - 1);
+        values[i] = outputs[its_part * num_rows * (batch.head_dim / 4)];
+      }
+      const uint32_t mine = min(part + lane % kMergedAtOnce, num_parts - 1);
+      const float2 its = sums[mine * num_rows];
+      const bool counts = part + lane % kMergedAtOnce < num_parts && its.y > 0;
+      const float my_share = counts ? Exp2(its.x - highest) : 0.0f;
+      const float my_sum = counts ? its.y : 0.0f;
+#pragma unroll
+      for (uint32_t i = 0; i < kMergedAtOnce; ++i) {
+        const float share = __shfl_sync(kFullWarp, my_share, static_cast<int>(i));
+        sum = fmaf(share, __shfl_sync(kFullWarp, my_sum, static_cast<int>(i)), sum);
+        if (share > 0) {  // Else its outputs may mean nothing.
+          out.x = fmaf(share, values[i].x, out.x);
+          out.y = fmaf(share, values[i].y, out.y);
+          out.z = fmaf(share, values[i].z, out.z);
+          out.w = fmaf(share, values[i].w, out.w);
+        }
       }
     }
-    StoreResult(batch, row, static_cast<int>(channel), out, highest, sum);
+    if (has_channel) {
+      StoreResult(batch, row, static_cast<int>(channel), out, highest, sum);
+    }
   }
 }
 

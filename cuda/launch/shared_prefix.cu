@@ -5,46 +5,62 @@
 namespace crumb::gpu {
 namespace {
 
-template <int kHeadDim, int kRows, int kGroups>
+// Launches `kernel` so that it may start while the launch before it runs.
+template <typename Kernel>
+int LaunchEarly(Kernel kernel,
+                dim3 grid,
+                uint32_t threads,
+                size_t shared_bytes,
+                const SharedPrefixLaunch& launch,
+                CUstream_st* stream) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, launch);
+}
+
+template <int kDim>
 int Launch(const SharedPrefixLaunch& launch, CUstream_st* stream) {
-  const auto kernel = SharedPrefixKernel<kHeadDim, kRows, kGroups>;
-  constexpr int kBytes = sizeof(PrefixShared<kHeadDim, kRows, kGroups>);
+  const auto kernel = SharedPrefixKernel<kDim>;
+  constexpr int kBytes = sizeof(PrefixShared<kDim>);
   static_assert(kBytes <= 227 * 1024, "more than a block may have");
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) {
     return error;
   }
-  const uint32_t group = launch.batch.num_query_heads / launch.batch.num_kv_heads;
-  const uint32_t row_blocks = (launch.batch.num_sequences * group + kRows - 1) / kRows;
-  kernel<<<dim3(launch.num_splits, row_blocks, launch.batch.num_kv_heads),
-           kGroups * kThreadsOfGroup, kBytes, stream>>>(launch);
-  return cudaGetLastError();
+  const SplitDecodeParams& batch = launch.batch;
+  const uint32_t rows = batch.num_sequences * (batch.num_query_heads / batch.num_kv_heads);
+  const dim3 grid(launch.num_splits, (rows + kPrefixBlockRows - 1) / kPrefixBlockRows,
+                  batch.num_kv_heads);
+  return LaunchEarly(kernel, grid, kPrefixThreads, kBytes, launch, stream);
 }
 
 }  // namespace
 
-uint32_t SharedPrefixRows(uint32_t head_dim) {
-  return head_dim == 64 || head_dim == 128 || head_dim == 256 ? 64 : 0;
-}
-
 int LaunchSharedPrefix(const SharedPrefixLaunch& launch, CUstream_st* stream) {
   switch (launch.batch.head_dim) {
     case 64:
-      return Launch<64, 64, 3>(launch, stream);
+      return Launch<64>(launch, stream);
     case 128:
-      return Launch<128, 64, 3>(launch, stream);
+      return Launch<128>(launch, stream);
     default:
-      return Launch<256, 64, 2>(launch, stream);
+      return Launch<256>(launch, stream);
   }
 }
 
 int LaunchSharedMerge(const SharedPrefixLaunch& launch, CUstream_st* stream) {
   constexpr uint32_t kRowsOfBlock = 4;
   const uint64_t rows = uint64_t{launch.batch.num_sequences} * launch.batch.num_query_heads;
-  SharedMergeKernel<<<static_cast<uint32_t>((rows + kRowsOfBlock - 1) / kRowsOfBlock),
-                      kRowsOfBlock * 32, 0, stream>>>(launch);
-  return cudaGetLastError();
+  const dim3 grid(static_cast<uint32_t>((rows + kRowsOfBlock - 1) / kRowsOfBlock));
+  return LaunchEarly(SharedMergeKernel, grid, kRowsOfBlock * 32, 0, launch, stream);
 }
 
 }  // namespace crumb::gpu

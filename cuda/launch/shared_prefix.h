@@ -18,8 +18,9 @@ struct SharedPrefixLaunch {
   const uint32_t* prefix_pages = nullptr;
   uint32_t num_splits = 0;  // Of the prefix, each by a block of its own.
 
-  // [num_splits, num_rows, head_dim] f32, relative to the split's maximum, and
-  // [num_splits, num_rows] of (maximum, sum), in base-2 exponents; a sum of 0: nothing there.
+  // [num_parts, num_rows, head_dim] f32, relative to the part's base, and [num_parts, num_rows] of
+  // (base, sum), in base-2 exponents; a sum of 0: nothing there. Parts are splits, or
+  // PrefixPartsOfSplit times as many.
   float* outputs = nullptr;
   float* sums = nullptr;
   // What split decode made of the sequences' own parts.
@@ -27,10 +28,18 @@ struct SharedPrefixLaunch {
   const float* own_lse = nullptr;      // [num_rows]
 };
 
-// Rows of queries that a block takes at once; 0: no kernel for this head_dim.
-uint32_t SharedPrefixRows(uint32_t head_dim);
+// Rows of queries that a block takes at once.
+inline constexpr uint32_t kPrefixBlockRows = 128;
 
-// Enqueue; parameters are valid. Return a cudaError_t.
+// Parts that a split has of row `row` of a KV head's `num_rows`: two where the block's warpgroups
+// take turns with pages. The last rows have the most.
+constexpr uint32_t PrefixPartsOfSplit(uint32_t head_dim, uint32_t num_rows, uint32_t row) {
+  const uint32_t rows_of_block = num_rows - row / kPrefixBlockRows * kPrefixBlockRows;
+  return head_dim < 256 && rows_of_block <= kPrefixBlockRows / 2 ? 2 : 1;
+}
+
+// Enqueue; parameters are valid. Return a cudaError_t. The first one may run while the launch
+// before it does, which must not write what it reads, and ends after that.
 int LaunchSharedPrefix(const SharedPrefixLaunch& launch, CUstream_st* stream);
 int LaunchSharedMerge(const SharedPrefixLaunch& launch, CUstream_st* stream);
 

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "crumb/cuda/split_decode.h"
 #include "tests/cuda/gpu/device_scene.h"
 
 namespace crumb {
@@ -44,14 +45,23 @@ class SharedScene {
 
   SharedDecodeParams& params() { return params_; }
   DecodeScene::Result Run() {
+    return Finish([this] { return SharedDecode(params_, nullptr); });
+  }
+  // What the sequences have for themselves.
+  DecodeScene::Result RunOwn() {
+    return Finish([this] { return SplitDecode(params_.batch, nullptr); });
+  }
+
+ private:
+  template <typename Op>
+  DecodeScene::Result Finish(Op&& op) {
     device_.SpoilOutputs();
-    const absl::Status status = SharedDecode(params_, nullptr);
+    const absl::Status status = op();
     EXPECT_TRUE(status.ok()) << status;
     CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
     return device_.Download();
   }
 
- private:
   // The batch's table without the first `shared` pages of each sequence.
   DevicePageTable OwnTable(const SplitDecodeParams& batch, uint32_t shared) {
     const uint32_t own = batch.history.stride - shared;
@@ -120,13 +130,17 @@ std::vector<SceneShape> Shapes() {
     }
   }
   // More rows than a block takes; a page for hardly any split, and many.
-  for (const uint32_t pages : {3u, 60u}) {
-    SceneShape shape{.head_dim = 128, .num_kv_heads = 2, .group = 4, .shared_pages = pages};
+  const auto add_many = [&](uint32_t head_dim, uint32_t pages) {
+    SceneShape shape{.head_dim = head_dim, .num_kv_heads = 2, .group = 4, .shared_pages = pages};
     for (uint32_t i = 0; i < 37; ++i) {
       shape.lengths.push_back({pages + i % 3, i * 7 % 90});
     }
     shapes.push_back(shape);
-  }
+  };
+  add_many(64, 9);
+  add_many(128, 3);
+  add_many(128, 60);
+  add_many(256, 9);
   return shapes;
 }
 
@@ -177,6 +191,7 @@ TEST_F(SharedDecodeGpuTest, RunsGiveTheSameBits) {
   SharedScene shared(scene);
   const auto first = shared.Run();
   for (int run = 0; run < 20; ++run) {
+    shared.params().batch.history_is_settled = run % 2 == 1;
     const auto again = shared.Run();
     ASSERT_EQ(std::memcmp(again.out.data(), first.out.data(), first.out.size() * 4), 0) << run;
     ASSERT_EQ(std::memcmp(again.lse.data(), first.lse.data(), first.lse.size() * 4), 0) << run;
@@ -206,22 +221,63 @@ TEST_F(SharedDecodeGpuTest, CapturedGraphGivesTheSame) {
   cudaGraphDestroy(graph);
 }
 
-TEST_F(SharedDecodeGpuTest, NullPageOfThePrefixIsLeftOutAndNamed) {
-  const DecodeScene scene({.head_dim = 128, .group = 4, .lengths = {{5, 65}}, .shared_pages = 5});
+// Launches that are on their way together must not see one another's work.
+TEST_F(SharedDecodeGpuTest, LaunchesInARowGiveTheSameBits) {
+  SceneShape shape{.head_dim = 128, .num_kv_heads = 8, .group = 4, .shared_pages = 20};
+  shape.lengths.assign(32, SceneLength{22, 30});
+  const DecodeScene scene(shape);
   SharedScene shared(scene);
-  DeviceBuffer<const std::byte*> table(5);
-  std::vector<const std::byte*> pages(5);
-  CRUMB_EXPECT_CUDA(cudaMemcpy(pages.data(), shared.params().prefix.pages, 5 * sizeof(pages[0]),
-                               cudaMemcpyDeviceToHost));
-  pages[4] = nullptr;
-  table.Upload(pages);
-  shared.params().prefix.pages = table.data();
-  const auto with_null = shared.Run();
-  const absl::Status status = TakeSplitDecodeProblem(shared.params().batch, nullptr);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("null page"));
-  const DeviceBuffer<uint32_t> four(std::vector<uint32_t>{4});
-  shared.params().prefix_pages = four.data();
-  EXPECT_LT(WorstError(with_null.out, shared.Run().out), 1e-3);
+  const auto first = shared.Run();
+  shared.params().batch.history_is_settled = true;
+  for (int run = 0; run < 50; ++run) {
+    ASSERT_TRUE(SharedDecode(shared.params(), nullptr).ok());
+  }
+  const auto last = shared.Run();
+  EXPECT_EQ(std::memcmp(last.out.data(), first.out.data(), first.out.size() * 4), 0);
+}
+
+TEST_F(SharedDecodeGpuTest, PrefixOfNoPagesLeavesTheOwnPart) {
+  for (const uint32_t head_dim : {64u, 128u, 256u}) {
+    const DecodeScene scene(
+        {.head_dim = head_dim, .group = 4, .lengths = {{9, 3}, {8, 20}}, .shared_pages = 8});
+    SharedScene shared(scene);
+    const DeviceBuffer<uint32_t> none(std::vector<uint32_t>{0});
+    shared.params().prefix_pages = none.data();
+    const auto got = shared.Run();
+    const auto expected = shared.RunOwn();
+    EXPECT_LT(WorstError(got.out, expected.out), 1e-5) << head_dim;
+    EXPECT_LT(WorstError(got.lse, expected.lse), 1e-5) << head_dim;
+  }
+}
+
+TEST_F(SharedDecodeGpuTest, NullPageOfThePrefixIsLeftOutAndNamed) {
+  constexpr uint32_t kPages = 5;
+  const DecodeScene scene(
+      {.head_dim = 128, .group = 4, .lengths = {{kPages, 65}}, .shared_pages = kPages});
+  for (const uint32_t missing : {0u, 2u, 4u}) {
+    SharedScene shared(scene);
+    std::vector<const std::byte*> pages(kPages);
+    CRUMB_EXPECT_CUDA(cudaMemcpy(pages.data(), shared.params().prefix.pages,
+                                 kPages * sizeof(pages[0]), cudaMemcpyDeviceToHost));
+    const DeviceBuffer<const std::byte*> whole(pages);
+    pages[missing] = nullptr;
+    const DeviceBuffer<const std::byte*> with_null(pages);
+    shared.params().prefix.pages = with_null.data();
+    const auto got = shared.Run();
+    const absl::Status status = TakeSplitDecodeProblem(shared.params().batch, nullptr);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("null page"));
+    pages.erase(pages.begin() + missing);
+    const DeviceBuffer<const std::byte*> without(pages);
+    const DeviceBuffer<uint32_t> four(std::vector<uint32_t>{kPages - 1});
+    shared.params().prefix.pages = without.data();
+    shared.params().prefix_pages = four.data();
+    const auto expected = shared.Run();
+    EXPECT_LT(WorstError(got.out, expected.out), 1e-3) << missing;
+    const DeviceBuffer<uint32_t> five(std::vector<uint32_t>{kPages});
+    shared.params().prefix.pages = whole.data();
+    shared.params().prefix_pages = five.data();
+    EXPECT_GT(WorstError(got.out, shared.Run().out), 1e-3) << missing;
+  }
 }
 
 }  // namespace

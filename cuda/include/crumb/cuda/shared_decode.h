@@ -5,9 +5,10 @@
 // itself goes through split decode; the two are merged by their log-sum-exp.
 //
 // Benefits: at 32 sequences the prefix costs what its arithmetic costs on the tensor cores, not 32
-// times its bytes. Costs: the prefix is read at half precision, queries as they are and
-// probabilities with 11 bits, so outputs differ from split decode's by up to about 1e-3 of the
-// largest |v|; three launches instead of one; Hopper only.
+// times its bytes. Costs: the prefix is read at half precision, queries and keys as they are,
+// probabilities and values with 11 bits, so outputs differ from split decode's by up to about 1e-3
+// of the largest |v|; values' scales must be below 4094; three launches instead of one; Hopper
+// only.
 //
 // No allocation, no synchronisation, capturable in a CUDA graph, the same bits from run to run on
 // one device. Thread-safe.
@@ -23,7 +24,8 @@ namespace crumb {
 
 struct SharedDecodeParams {
   // The batch. Its history and windows are what each sequence has after the prefix; they may be
-  // empty. Its workspace must have SharedDecodeWorkspaceBytes.
+  // empty. Its workspace must have SharedDecodeWorkspaceBytes. history_is_settled speaks of the
+  // prefix too.
   SplitDecodeParams batch;
   // [1, stride]: INT2 pages that every sequence starts with; offset and stride as batch.history's.
   DevicePageTable prefix;
