@@ -4,16 +4,19 @@
 // keys and values, one token of one layer: 32,768 tokens, 32 query heads, 8 KV heads, head_dim 128,
 // one thread, two, and so on up to the number of processors or KV heads. Several layers' caches are
 // read in turn, more than any processor's cache holds. Both caches are paged, 64 tokens a page, and
-// pages lie in random order. All times are medians of turns in one run; all threads are always at
-// the same kind of cache, and so share memory as the threads of one engine do.
+// pages lie in random order, in huge pages where Linux gives them. All times are medians of turns
+// in one run; all threads are always at the same kind of cache, and so share memory as the threads
+// of one engine do.
 //
 // `flat` scores are spread as those of random rows are, so that no token has much of the
 // probability; `peaked` ones give a few tokens most of it, which costs second digits.
 #include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <barrier>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -28,6 +31,7 @@
 #include "bench/support/thread_clock.h"
 #include "crumb/cuda/split_attention.h"
 #include "proto/base/float16.h"
+#include "proto/base/huge_page.h"
 #include "proto/page/page_format.h"
 
 namespace crumb::bench {
@@ -52,15 +56,32 @@ double Seconds(const std::function<void()>& call) {
   return ThreadSeconds() - start;
 }
 
+// Memory in huge pages where Linux gives them, as crumbd's arena is.
+template <typename T>
+struct HugePages {
+  using value_type = T;
+  HugePages() = default;
+  template <typename U>
+  explicit HugePages(const HugePages<U>& /*other*/) {}
+  T* allocate(size_t count) {
+    const size_t bytes = (count * sizeof(T) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    void* memory = std::aligned_alloc(kHugePageBytes, bytes);
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, size_t /*count*/) { std::free(memory); }
+  friend bool operator==(const HugePages& /*a*/, const HugePages& /*b*/) { return true; }
+};
+
 struct Caches {
-  std::vector<std::byte> int2;
+  std::vector<std::byte, HugePages<std::byte>> int2;
   std::vector<const std::byte*> pages;  // [layer][kv_head][page], in random order of memory.
-  std::vector<BFloat16> bf16;
+  std::vector<BFloat16, HugePages<BFloat16>> bf16;
   std::vector<const BFloat16*> bf16_pages;  // As pages: keys [64, 128], then values.
   std::vector<float> queries;               // [32, 128]
   std::vector<float> peaked_queries;
   std::vector<float> out;
-  std::vector<std::byte> copy;
+  std::vector<std::byte, HugePages<std::byte>> copy;
   std::vector<BFloat16> newest;  // One row: the query's own.
 };
 

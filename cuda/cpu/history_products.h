@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The integer products of attention to one INT2 page, over the vector type `Simd` that the
+// The integer products of attention to INT2 pages, over the vector type `Simd` that the
 // including file has defined. Codes are read from the head block as they lie, 16 bytes at a time,
 // into vectors whose lanes are tokens (keys) or channels (values), and unpacked once for all of a
 // chunk's rows.
@@ -17,6 +17,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cuda/cpu/history_batch.h"
+#include "cuda/cpu/history_fetch.h"
 #include "cuda/cpu/split_attention_kernel.h"
 
 namespace crumb::cpu {
@@ -25,6 +27,9 @@ template <typename Simd>
 class HistoryProducts {
   using Float = typename Simd::Float;
   using Int = typename Simd::Int;
+  using Batch = HistoryBatch<Simd>;
+  using Page = HistoryPage<Simd>;
+  using Fetch = HistoryFetch<Simd>;
   static constexpr size_t kLanes = Simd::kLanes;
   static constexpr size_t kQuarters = kLanes / 4;  // Groups of four lanes in a vector.
   // Word pairs multiplied together: as many as there are registers for their sums.
@@ -43,20 +48,22 @@ class HistoryProducts {
     }
   }
 
-  // Products of `digits` (of the first of kRows rows) with the keys' codes. Calls
+  // Products of `digits` (of the first of kRows rows) with a page's key codes. Calls
   // take(row, position, sums) for each row and vector of tokens.
   template <size_t kRows, size_t kSteps, typename Take>
-  __attribute__((always_inline)) static void MultiplyKeys(const PageArgs& page,
+  __attribute__((always_inline)) static void MultiplyKeys(const Batch& batch,
+                                                          const Page& page,
                                                           const int32_t* digits,
                                                           Take take) {
-    const std::byte* ahead = page.ahead;
+    size_t line = 0;
+#pragma GCC unroll 2
     for (size_t g = 0; g < 8; g += kQuarters) {
       Int sums[2][kRows];
 #pragma GCC unroll 4
       for (size_t row = 0; row < kRows; ++row) {
         sums[0][row] = sums[1][row] = Simd::ZeroInt();
       }
-      MultiplyKeyTile<kRows, kSteps>(page, digits, g, ahead, sums);
+      MultiplyKeyTile<kRows, kSteps>(batch, page, digits, g, line, sums);
 #pragma GCC unroll 4
       for (size_t row = 0; row < kRows; ++row) {
         take(row, 4 * g, sums[0][row]);
@@ -65,52 +72,65 @@ class HistoryProducts {
     }
   }
 
-  // outputs[row][output] += units[row] * (weights[row] . codes); outputs as ChannelOfOutput says.
+  // outputs[row][output] += units[row] * (digits[row] . codes), summed over pages, for kRows rows
+  // from `row` on and one of their digits; outputs as ChannelOfOutput says.
   template <size_t kRows>
-  static void MultiplyValues(const PageArgs& page,
-                             const uint8_t (*weights)[kPageTokens],
-                             const float* units,
-                             float* outputs) {
+  static void MultiplyValues(const Batch& batch,
+                             const HistoryGroup& group,
+                             size_t digit,
+                             size_t row) {
     constexpr size_t kVectors = kLanes / 8;  // Of eight rows of words: 32 channels each.
-    const size_t stride = PaddedValueDim(page.value_dim);
-    for (size_t vector = 0; vector < page.value_dim / 32; vector += kVectors) {
-      // The last tile of an odd number of vectors reads on into the metadata, whose 512 bytes are
-      // one more vector; nobody takes those outputs.
-      const std::byte* words = page.block + kPageTokens / 4 * page.key_dim + vector * 512;
-      const std::byte* ahead = page.ahead + (words - page.block);
-      float* out = outputs + vector / 2 * 64 + vector % 2 * 8;
-      MultiplyValueTile<kRows, 0>(words, ahead, weights, units, stride, out);
+    const Values values{batch.pages + group.first,
+                        group.num_pages,
+                        kPageTokens / 4 * batch.key_dim,
+                        digit,
+                        row,
+                        group.units[digit] + row,
+                        PaddedValueDim(batch.value_dim)};
+    for (size_t vector = 0; vector < batch.value_dim / 32; vector += kVectors) {
+      float* out = batch.outputs + row * values.stride + vector / 2 * 64 + vector % 2 * 8;
+      MultiplyValueTile<kRows, 0>(values, vector * 512, out);
       if constexpr (kPairs == 1) {
-        MultiplyValueTile<kRows, 1>(words, ahead + 256, weights, units, stride, out + 32);
+        MultiplyValueTile<kRows, 1>(values, vector * 512, out + 32);
       }
     }
   }
 
  private:
-  // kLanes tokens of each row half, from `g` on. Fetches a line for each one that it reads.
+  struct Values {
+    const Page* pages;
+    size_t num_pages;
+    size_t offset;  // Of the value codes in a block.
+    size_t digit;
+    size_t row;
+    const float* units;
+    size_t stride;  // Of a row's outputs.
+  };
+
+  // kLanes tokens of each row half, from `g` on. Fetches a line for each one that it reads,
+  // and one of metadata a quarter of the channels.
   template <size_t kRows, size_t kSteps>
-  __attribute__((always_inline)) static void MultiplyKeyTile(const PageArgs& page,
+  __attribute__((always_inline)) static void MultiplyKeyTile(const Batch& batch,
+                                                             const Page& page,
                                                              const int32_t* digits,
                                                              size_t g,
-                                                             const std::byte*& ahead,
+                                                             size_t& line,
                                                              Int (&sums)[2][kRows]) {
-    const Int low = Simd::SetInt(0x03030303);
-    const Int high = Simd::SetInt(0x0c0c0c0c);
-    const size_t num_steps = page.key_dim / 32;
+    const size_t num_steps = batch.key_dim / 32;
+    const size_t meta = Fetch::MetaOffset(batch.key_dim, batch.value_dim);
     for (size_t step = 0; step < num_steps; step += kSteps) {
       for (size_t t = 0; t < 4; ++t) {
+        Fetch::Ahead(page, meta + line / kSteps % Fetch::kMetaBytes);
         Int words[kSteps];
-        LoadKeyWords(page, step, g, t, words);
+        LoadKeyWords(num_steps, page.block, step, g, t, words);
 #pragma GCC unroll 4
         for (size_t i = 0; i < kSteps; ++i) {
           if (i % (16 / kLanes) == 0) {
-            Prefetch(ahead);
-            ahead += 64;
+            Fetch::Ahead(page, line);
+            line += 64;
           }
-          const Int x = words[i];
-          const Int y = Simd::ShiftRight4(x);
-          const Int codes[2][2] = {{Simd::And(x, low), Simd::And(x, high)},
-                                   {Simd::And(y, low), Simd::And(y, high)}};
+          Int codes[2][2];
+          Unpack(words[i], codes);
           const int32_t* q = digits + ((step + i) * 4 + t) * 2 * kChunkRows;
 #pragma GCC unroll 4
           for (size_t row = 0; row < kRows; ++row) {
@@ -127,10 +147,13 @@ class HistoryProducts {
   // Lane 4 l + mt of words[i] is the word of channel step `step + i`, token tile mt, lane
   // 4 (g + l) + t of the page format.
   template <size_t kSteps>
-  static void LoadKeyWords(
-      const PageArgs& page, size_t step, size_t g, size_t t, Int (&words)[kSteps]) {
-    const std::byte* codes = page.block + g * 64 + t * 16;
-    const size_t num_steps = page.key_dim / 32;
+  static void LoadKeyWords(size_t num_steps,
+                           const std::byte* block,
+                           size_t step,
+                           size_t g,
+                           size_t t,
+                           Int (&words)[kSteps]) {
+    const std::byte* codes = block + g * 64 + t * 16;
     if constexpr (kSteps == 4) {
       Simd::GatherQuads(codes + step / 4 * 512, 64, num_steps / 4 * 512, words);
     } else if constexpr (kSteps == 2) {
@@ -146,16 +169,10 @@ class HistoryProducts {
   }
 
   // The channels of word pairs (channel tile's lowest bit) [kFirst, kFirst + kPairs) of kLanes rows
-  // of words.
+  // of words, `at` bytes into the value codes. The last tile of an odd number of vectors reads on
+  // into the metadata, whose 512 bytes are one more vector; nobody takes those outputs.
   template <size_t kRows, size_t kFirst>
-  static void MultiplyValueTile(const std::byte* rows,
-                                const std::byte* ahead,
-                                const uint8_t (*weights)[kPageTokens],
-                                const float* units,
-                                size_t stride,
-                                float* out) {
-    const Int low = Simd::SetInt(0x03030303);
-    const Int high = Simd::SetInt(0x0c0c0c0c);
+  static void MultiplyValueTile(const Values& values, size_t at, float* out) {
     Int sums[kPairs][2][kRows];
 #pragma GCC unroll 2
     for (size_t pair = 0; pair < kPairs; ++pair) {
@@ -164,29 +181,23 @@ class HistoryProducts {
         sums[pair][0][row] = sums[pair][1][row] = Simd::ZeroInt();
       }
     }
-    for (size_t t = 0; t < 4; ++t) {
-      Int words[4];  // [pair][kk]
-      Simd::GatherQuads(rows + 16 * t, 256, 64, words);
+    for (size_t i = 0; i < values.num_pages; ++i) {
+      const Page& page = values.pages[i];
+      const std::byte* rows = page.block + values.offset + at;
+      const size_t line = values.offset + at + kFirst * 256;
+      const uint8_t(*digits)[kPageTokens] = page.digits[values.digit] + values.row;
+      for (size_t t = 0; t < 4; ++t) {
+        Int words[4];  // [pair][kk]
+        Simd::GatherQuads(rows + 16 * t, 256, 64, words);
 #pragma GCC unroll 2
-      for (size_t kk = 0; kk < 2; ++kk) {
-#pragma GCC unroll 2
-        for (size_t pair = 0; pair < kPairs; ++pair) {
-          if (kk < kPairs) {
-            Prefetch(ahead + ((t * kPairs + kk) * kPairs + pair) * 64);
+        for (size_t kk = 0; kk < 2; ++kk) {
+          if (kk < kPairs) {  // As many lines as are read.
+            const size_t from = line + (t * kPairs + kk) * kPairs * kCacheLine;
+            Fetch::Ahead(page, from);
+            Fetch::Ahead(page, from + (kPairs - 1) * kCacheLine);
           }
-          const Int x = words[2 * (kFirst + pair) + kk];
-          const Int y = Simd::ShiftRight4(x);
-          const Int codes[2][2] = {{Simd::And(x, low), Simd::And(x, high)},
-                                   {Simd::And(y, low), Simd::And(y, high)}};
-#pragma GCC unroll 4
-          for (size_t row = 0; row < kRows; ++row) {
-            const uint8_t* at = weights[row] + 32 * kk + 4 * t;
-            const Int first = Simd::SetInt(LoadWord(at));
-            const Int second = Simd::SetInt(LoadWord(at + 16));
-            Int(&sum)[2][kRows] = sums[pair];
-            sum[0][row] = Simd::Dot(sum[0][row], first, codes[0][0], second, codes[1][0]);
-            sum[1][row] = Simd::Dot(sum[1][row], first, codes[0][1], second, codes[1][1]);
-          }
+          MultiplyValueWords<kRows>(words[2 * kFirst + kk], words[2 * (kFirst + kPairs - 1) + kk],
+                                    digits, 32 * kk + 4 * t, sums);
         }
       }
     }
@@ -194,22 +205,54 @@ class HistoryProducts {
     for (size_t pair = 0; pair < kPairs; ++pair) {
 #pragma GCC unroll 4
       for (size_t row = 0; row < kRows; ++row) {
-        float* to = out + row * stride + pair * 32;
-        const Float unit = Simd::Set(units[row]);
-        const Float quarter = Simd::Set(units[row] * 0.25f);
+        float* to = out + row * values.stride + pair * 32;
+        const Float unit = Simd::Set(values.units[row]);
+        const Float quarter = Simd::Set(values.units[row] * 0.25f);
         AddScaled(sums[pair][0][row], unit, to);
         AddScaled(sums[pair][1][row], quarter, to + 16);
       }
     }
   }
 
-  static void AddScaled(Int sums, Float unit, float* to) {
-    Simd::Store(Simd::MulAdd(Simd::ToFloat(sums), unit, Simd::Load(to)), to);
+  // Adds the products of one word of each pair with the digits of its eight tokens, from `at` on.
+  // Where there is one pair, both words are its.
+  template <size_t kRows>
+  __attribute__((always_inline)) static void MultiplyValueWords(
+      Int word0,
+      Int word1,
+      const uint8_t (*digits)[kPageTokens],
+      size_t at,
+      Int (&sums)[kPairs][2][kRows]) {
+    Int codes[kPairs][2][2];
+    Unpack(word0, codes[0]);
+    if constexpr (kPairs == 2) {
+      Unpack(word1, codes[1]);
+    }
+#pragma GCC unroll 4
+    for (size_t row = 0; row < kRows; ++row) {
+      const Int first = Simd::SetInt(LoadWord(digits[row] + at));
+      const Int second = Simd::SetInt(LoadWord(digits[row] + at + 16));
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kPairs * 2; ++i) {
+        Int& sum = sums[i / 2][i % 2][row];
+        sum = Simd::Dot(sum, first, codes[i / 2][0][i % 2], second, codes[i / 2][1][i % 2]);
+      }
+    }
   }
 
-  // To the second cache: the first one is full.
-  static void Prefetch(const std::byte* at) {
-    __builtin_prefetch(at, 0, 2);
+  // A word's codes [half][row half], the latter in place.
+  static void Unpack(Int word, Int (&codes)[2][2]) {
+    const Int low = Simd::SetInt(0x03030303);
+    const Int high = Simd::SetInt(0x0c0c0c0c);
+    const Int shifted = Simd::ShiftRight4(word);
+    codes[0][0] = Simd::And(word, low);
+    codes[0][1] = Simd::And(word, high);
+    codes[1][0] = Simd::And(shifted, low);
+    codes[1][1] = Simd::And(shifted, high);
+  }
+
+  static void AddScaled(Int sums, Float unit, float* to) {
+    Simd::Store(Simd::MulAdd(Simd::ToFloat(sums), unit, Simd::Load(to)), to);
   }
 
   static int32_t LoadWord(const uint8_t* bytes) {

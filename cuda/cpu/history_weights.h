@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What history_kernel.h keeps of one INT2 page while it is attended to, and the making of its
-// weights: probabilities from scores, times the values' scales, as digits for integer products.
+// The weights of INT2 pages' values, over the vector type `Simd` that the including file has
+// defined: probabilities from scores, times the values' scales, as digits for integer products.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/cpu/history_batch.h"
+#include "cuda/cpu/history_short_weights.h"
 #include "cuda/cpu/split_attention_kernel.h"
 
 namespace crumb::cpu {
@@ -29,88 +31,91 @@ constexpr RoundingOffsets MakeRoundingOffsets() {
 }
 inline constexpr RoundingOffsets kRoundingOffsets = MakeRoundingOffsets();
 
-// One page against one chunk. Tokens are by position.
-template <typename Simd>
-struct alignas(64) HistoryWork {  // NOLINT(cppcoreguidelines-pro-type-member-init)
-  using Float = typename Simd::Float;
-  using Rows = Float[kChunkRows];  // One vector a row, lanes still to be combined.
-
-  PageArgs page;
-  const FixedQueries* queries;
-  ChunkState* state;
-  float* outputs;
-  size_t num_rows;
-
-  float key_scale[kPageTokens];
-  float key_min[kPageTokens];
-  float value_digits[kPageTokens];  // The scale, the page's largest being 254.
-  float value_min[kPageTokens];
-  float scores[kChunkRows][kPageTokens];       // In the queries' unit.
-  uint8_t digits[2][kChunkRows][kPageTokens];  // p * scale_v, by digit.
-  Rows highest;                                // Of the scores.
-  Rows sum;                                    // Of p.
-  Rows offset;                                 // Of p * min_v.
-  float max_key_scale;
-  float max_value_scale;
-  float bases[ChunkState::kMaxLanes];     // Highest score of each row; p is 1 there.
-  float growth[ChunkState::kMaxLanes];    // What that p is worth in the state.
-  float units[2][ChunkState::kMaxLanes];  // What 1 of a digit is worth in the outputs.
-  bool fine[kChunkRows];
-  bool any_fine;
-};
-
 template <typename Simd>
 class HistoryWeights {
   using Float = typename Simd::Float;
   using Int = typename Simd::Int;
-  using Work = HistoryWork<Simd>;
+  using Batch = HistoryBatch<Simd>;
+  using Page = HistoryPage<Simd>;
   static constexpr size_t kLanes = Simd::kLanes;
-  // Vectors at once: each step waits for the one before, and the processor looks but 64 operations
-  // ahead. As many as there are registers for.
-  static constexpr size_t kAtOnce = Simd::kRegisters / 4;
-  static constexpr size_t kOfRow = kAtOnce * kLanes < kPageTokens ? kAtOnce : kPageTokens / kLanes;
-  static constexpr size_t kRowsAtOnce = kAtOnce / kOfRow;
+  // Vectors at once: each step waits for the one before.
+  static constexpr size_t kAtOnce = 4;
 
  public:
-  // From scores and bases: sum, offset and digits, whole numbers of 8 bits, or of 16 in fine rows.
-  static void Make(Work& work) {
-    for (size_t row = 0; row < work.num_rows; row += kRowsAtOnce) {
-      for (size_t position = 0; position < kPageTokens; position += kOfRow * kLanes) {
-        MakeSome(row, position, work);
+  // Of each row, over a group's pages; lanes still to be combined.
+  struct Sums {
+    Float p[kChunkRows];
+    Float offset[kChunkRows];  // Of p * min_v.
+  };
+
+  // Makes the digits of a group's pages from scores and bases: whole numbers of 8 bits, or of 16 in
+  // fine rows.
+  static void Make(const HistoryGroup& group, Batch& batch, Sums& sums) {
+    if constexpr (Simd::kHasShorts) {
+      HistoryShortWeights<Simd>::Make(group, batch, sums.p, sums.offset);
+      if (!group.any_fine) {
+        return;
+      }
+    }
+    for (size_t row = 0; row < kChunkRows; ++row) {
+      if (!Simd::kHasShorts || group.fine[row]) {
+        sums.p[row] = sums.offset[row] = Simd::Zero();
+      }
+    }
+    const Float factor = Simd::Set(254 / group.max_value_scale);
+    for (size_t i = group.first; i < group.first + group.num_pages; ++i) {
+      Page& page = batch.pages[i];
+      alignas(64) float scale[kPageTokens];  // The group's largest being 254.
+      for (size_t at = 0; at < kPageTokens; at += kLanes) {
+        Simd::Store(Simd::Mul(Simd::Load(page.value_scale + at), factor), scale + at);
+      }
+      for (size_t row = 0; row < batch.num_rows; ++row) {
+        const Row of{row, batch.queries->units[row], group.bases[row], group.fine[row]};
+        if (Simd::kHasShorts && !of.fine) {
+          continue;
+        }
+        for (size_t position = 0; position < kPageTokens; position += kAtOnce * kLanes) {
+          MakeSome(of, position, scale, page, sums);
+        }
       }
     }
   }
 
  private:
-  static void MakeSome(size_t first, size_t position, Work& work) {
+  struct Row {
+    size_t row;
+    float unit;
+    float base;
+    bool fine;
+  };
+
+  static void MakeSome(const Row& of, size_t position, const float* scale, Page& page, Sums& sums) {
     Float p[kAtOnce];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
-      const size_t row = first + v / kOfRow;
-      const Float score = Simd::Load(work.scores[row] + position + v % kOfRow * kLanes);
-      p[v] = Simd::MulAdd(score, Simd::Set(work.queries->units[row]), Simd::Set(-work.bases[row]));
+      const Float score = Simd::Load(page.scores[of.row] + position + v * kLanes);
+      p[v] = Simd::MulAdd(score, Simd::Set(of.unit), Simd::Set(-of.base));
     }
     Power(p);
-#pragma GCC unroll 8
+    Float& sum = sums.p[of.row];
+    Float& offset = sums.offset[of.row];
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
-      const size_t row = first + v / kOfRow;
-      const size_t at = position + v % kOfRow * kLanes;
-      const Float digits = Simd::Load(work.value_digits + at);
-      work.sum[row] = Simd::Add(work.sum[row], p[v]);
-      work.offset[row] = Simd::MulAdd(p[v], Simd::Load(work.value_min + at), work.offset[row]);
-      p[v] = work.fine[row] ? Simd::Mul(p[v], Simd::Set(256)) : p[v];
-      p[v] = Simd::MulAdd(p[v], digits, Simd::Load(kRoundingOffsets.values + at));
+      const size_t at = position + v * kLanes;
+      sum = Simd::Add(sum, p[v]);
+      offset = Simd::MulAdd(p[v], Simd::Load(page.value_min + at), offset);
+      p[v] = of.fine ? Simd::Mul(p[v], Simd::Set(256)) : p[v];
+      p[v] = Simd::MulAdd(p[v], Simd::Load(scale + at), Simd::Load(kRoundingOffsets.values + at));
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
-      const size_t row = first + v / kOfRow;
-      const size_t at = position + v % kOfRow * kLanes;
+      const size_t at = position + v * kLanes;
       const Int whole = Simd::Truncate(p[v]);
-      if (work.fine[row]) {
-        Simd::StoreBytes(Simd::ShiftRight8(whole), work.digits[0][row] + at);
-        Simd::StoreBytes(whole, work.digits[1][row] + at);
+      if (of.fine) {
+        Simd::StoreBytes(Simd::ShiftRight8(whole), page.digits[0][of.row] + at);
+        Simd::StoreBytes(whole, page.digits[1][of.row] + at);
       } else {
-        Simd::StoreBytes(whole, work.digits[0][row] + at);
+        Simd::StoreBytes(whole, page.digits[0][of.row] + at);
       }
     }
   }
@@ -120,21 +125,21 @@ class HistoryWeights {
     const Float rounding = Simd::Set(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
     Float rounded[kAtOnce];
     Float y[kAtOnce];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
       x[v] = Simd::ClampPower(x[v]);
       rounded[v] = Simd::Add(x[v], rounding);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
       x[v] = Simd::Sub(x[v], Simd::Sub(rounded[v], rounding));
       y[v] = Simd::MulAdd(x[v], Simd::Set(5.51716691e-2f), Simd::Set(2.42611122e-1f));
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
       y[v] = Simd::MulAdd(y[v], x[v], Simd::Set(6.93260985e-1f));
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (size_t v = 0; v < kAtOnce; ++v) {
       y[v] = Simd::MulAdd(y[v], x[v], Simd::Set(9.99928074e-1f));
       x[v] = Simd::AddExponent(y[v], rounded[v]);

@@ -20,6 +20,7 @@ struct Simd {
   using Mask = __m256;
   static constexpr size_t kLanes = 8;
   static constexpr size_t kRegisters = 16;
+  static constexpr bool kHasShorts = false;
 
   // ---- Floats.
   static Float Zero() { return _mm256_setzero_ps(); }

@@ -15,12 +15,32 @@
 namespace crumb::cpu {
 namespace {
 
+// 2^-x of 16 bits: for whole 32nds (65535 is 1) and whole 1024ths (32768 is 1).
+struct Powers {
+  alignas(64) uint16_t high[32];
+  alignas(64) uint16_t low[32];
+};
+constexpr Powers MakePowers() {
+  Powers powers{};
+  double high = 65535.5;
+  double low = 32768.5;
+  for (size_t i = 0; i < 32; ++i) {
+    powers.high[i] = static_cast<uint16_t>(high);
+    powers.low[i] = static_cast<uint16_t>(low);
+    high = (high - 0.5) * 0.97857206208770009 + 0.5;  // 2^(-1 / 32)
+    low = (low - 0.5) * 0.99932337926133756 + 0.5;    // 2^(-1 / 1024)
+  }
+  return powers;
+}
+inline constexpr Powers kPowers = MakePowers();
+
 struct Simd {
   using Float = __m512;
   using Int = __m512i;
   using Mask = __mmask16;
   static constexpr size_t kLanes = 16;
   static constexpr size_t kRegisters = 32;
+  static constexpr bool kHasShorts = true;
 
   // ---- Floats.
   static Float Zero() { return _mm512_setzero_ps(); }
@@ -154,8 +174,11 @@ struct Simd {
     return _mm512_srli_epi32(x, 4);
   }
   // sum + the eight products of a lane's unsigned bytes a and c with signed ones b and d.
+  // By hand: of the intrinsic GCC 12 makes copies of sums, for which there are no registers.
   static Int Dot(Int sum, Int a, Int b, Int c, Int d) {
-    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, a, b), c, d);
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(c), "v"(d));
+    return sum;
   }
   static Int ShiftRight8(Int x) {
     return _mm512_srli_epi32(x, 8);
@@ -171,7 +194,47 @@ struct Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
   }
 
-  // 64 pairs of fp16 (scale, min), [8][2][4], to floats [2][8][4].
+  // ---- Whole numbers of 16 bits: 32 lanes.
+  static Int SetShort(int16_t x) {
+    return _mm512_set1_epi16(x);
+  }
+  // Lanes of a, then of b, quarter by quarter: to nearest, 0 below, 65535 above, and for NaN.
+  static Int PackShorts(Float a, Float b) {
+    return _mm512_packus_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  }
+  // The same with a sign.
+  static Int PackSignedShorts(Float a, Float b) {
+    return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  }
+  static Int AddShorts(Int a, Int b) {
+    return _mm512_add_epi16(a, b);
+  }
+  // The upper halves of the products of unsigned lanes.
+  static Int MulShortsHigh(Int a, Int b) {
+    return _mm512_mulhi_epu16(a, b);
+  }
+  static Int ShiftShortsRight7(Int x) {
+    return _mm512_srli_epi16(x, 7);
+  }
+  // sum + the two products of a 32-bit lane's signed lanes.
+  static Int DotShorts(Int sum, Int a, Int b) {
+    return _mm512_dpwssd_epi32(sum, a, b);
+  }
+  // 2^(15 - y / kPowerSteps), at most 32767.
+  static constexpr float kPowerSteps = 1024;
+  static Int NegativePower(Int y) {
+    const Int high = _mm512_permutexvar_epi16(_mm512_srli_epi16(y, 5), LoadInt(kPowers.high));
+    const Int low = _mm512_permutexvar_epi16(y, LoadInt(kPowers.low));
+    return _mm512_srlv_epi16(_mm512_mulhi_epu16(high, low), _mm512_srli_epi16(y, 10));
+  }
+  // 64 lanes below 256, in the order of PackShorts, as bytes in the order of what was packed.
+  static void StoreShortsAsBytes(const Int (&x)[2], void* to) {
+    const Int order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    StoreInt(_mm512_permutexvar_epi32(order, _mm512_packus_epi16(x[0], x[1])), to);
+  }
+
+  // 64 pairs of fp16 (scale, min), [8][2][4], to floats [2][8][4]. Scales are not negative, and all
+  // are finite.
   static void SplitMeta(const void* pairs, float* scale, float* min) {
     const auto* from = static_cast<const std::byte*>(pairs);
 #pragma GCC unroll 2
@@ -182,10 +245,9 @@ struct Simd {
                                  _mm512_shuffle_i32x4(first, second, 0xdd)};
 #pragma GCC unroll 2
       for (size_t half = 0; half < 2; ++half) {
-        const __m512i pair = halves[half];
         const size_t at = 32 * half + 16 * i;
-        Store(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pair)), scale + at);
-        Store(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16))), min + at);
+        Store(ShiftedHalf(_mm512_slli_epi32(halves[half], 13), 0x0fffe000), scale + at);
+        Store(ShiftedHalf(_mm512_srai_epi32(halves[half], 3), 0x8fffe000), min + at);
       }
     }
   }
@@ -257,6 +319,12 @@ struct Simd {
  private:
   static __m256i HalfBits(Float x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  // From fp16 whose exponent and mantissa stand where a float's end and begin; `mask` has these,
+  // and the sign at the top or not.
+  static Float ShiftedHalf(Int x, uint32_t mask) {
+    const Int bits = And(x, SetInt(static_cast<int32_t>(mask)));
+    return Mul(_mm512_castsi512_ps(bits), Set(0x1p112f));
   }
   // Quarter l is 16 bytes at base + l * stride. Put together in halves: only one step of three then
   // needs a pipe that shuffles, the others come with their loads.

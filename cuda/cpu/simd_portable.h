@@ -21,6 +21,7 @@ namespace {
 struct Simd {
   static constexpr size_t kLanes = 8;
   static constexpr size_t kRegisters = 16;
+  static constexpr bool kHasShorts = false;
   struct Float {
     float lanes[kLanes];
   };

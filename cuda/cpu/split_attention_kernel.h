@@ -43,14 +43,6 @@ struct FixedQueries {
   float sums[2][kChunkRows] = {};  // Of each digit over the channels.
 };
 
-// One INT2 head block, and one to come, whose cache lines are fetched meanwhile.
-struct PageArgs {
-  size_t key_dim = 0;
-  size_t value_dim = 0;
-  const std::byte* block = nullptr;
-  const std::byte* ahead = nullptr;
-};
-
 // The history of one KV head against all of its rows.
 struct HistoryArgs {
   size_t key_dim = 0;

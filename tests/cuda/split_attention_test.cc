@@ -23,6 +23,9 @@ using testing::HasSubstr;
 // by 1e-2 and more.
 constexpr double kTolerance = 1e-3;
 constexpr double kLseTolerance = 1e-3;
+// Where hundreds of pages are read with 8 bits, and values deviate by up to 2.7, as below: 1.5e-3
+// was measured, over seeds 3 to 9.
+constexpr double kLongTolerance = 2e-3;
 
 struct alignas(64) Block {
   std::byte bytes[Int2HeadBlock{kMaxHeadDim, kMaxHeadDim}.bytes()];
@@ -133,7 +136,10 @@ Output Attend(const Scene& scene, CpuPath path) {
   return output;
 }
 
-void ExpectNear(const Output& got, const Output& expected, std::string_view what) {
+void ExpectNear(const Output& got,
+                const Output& expected,
+                std::string_view what,
+                double tolerance = kTolerance) {
   ASSERT_EQ(got.out.size(), expected.out.size());
   double worst = 0;
   double largest = 1;
@@ -146,8 +152,8 @@ void ExpectNear(const Output& got, const Output& expected, std::string_view what
       worst_at = i;
     }
   }
-  EXPECT_LE(worst, kTolerance * largest) << what << ": out[" << worst_at << "] is "
-                                         << got.out[worst_at] << ", not " << expected.out[worst_at];
+  EXPECT_LE(worst, tolerance * largest) << what << ": out[" << worst_at << "] is "
+                                        << got.out[worst_at] << ", not " << expected.out[worst_at];
   for (size_t i = 0; i < got.lse.size(); ++i) {
     EXPECT_NEAR(got.lse[i], expected.lse[i],
                 kLseTolerance * std::max(1.0f, std::fabs(expected.lse[i])))
@@ -166,6 +172,27 @@ TEST_P(SplitAttentionTest, EveryPathMatchesTheTwin) {
     }
   }
 }
+
+class LongSplitAttentionTest : public testing::TestWithParam<Shape> {};
+
+TEST_P(LongSplitAttentionTest, EveryPathMatchesTheTwin) {
+  for (uint32_t seed = 1; seed <= 2; ++seed) {
+    const Scene scene(GetParam(), seed);
+    const Output expected = Attend(scene, CpuPath::kReference);
+    for (const CpuPath path : FastPaths()) {
+      ExpectNear(Attend(scene, path), expected, CpuPathName(path), kLongTolerance);
+    }
+  }
+}
+
+// Enough pages that most are read with one digit, in batches, the last of which is not whole.
+INSTANTIATE_TEST_SUITE_P(
+    Shapes,
+    LongSplitAttentionTest,
+    testing::Values(Shape{.group = 4, .num_pages = 259, .windows = {1}},
+                    Shape{.group = 3, .num_pages = 158, .windows = {64, 300}},
+                    Shape{
+                        .key_dim = 128, .value_dim = 96, .num_pages = 131, .windows = {64, 300}}));
 
 std::vector<Shape> Shapes() {
   std::vector<Shape> shapes;
