@@ -53,50 +53,94 @@ struct ExpandShared {
   std::byte* targets[kPageTokens];  // Of the rows; null: not to be written.
 };
 
+// Division by a number that stays the same.
+class Divider {
+ public:
+  __device__ __forceinline__ explicit Divider(uint32_t by) : by_(by), inverse_(0xffffffffu / by) {}
+  __device__ __forceinline__ uint32_t Quotient(uint32_t x) const {
+    const uint32_t about = __umulhi(x, inverse_);  // One too few at times.
+    return about + (x - about * by_ >= by_ ? 1 : 0);
+  }
+
+ private:
+  uint32_t by_;
+  uint32_t inverse_;
+};
+
+// What the tables say of a row's target; they are read long before it is used, as that takes a
+// while.
+struct RowPlace {
+  std::byte* layer;  // Null: the row goes nowhere.
+  uint32_t position;
+  uint32_t index;  // Of its block in the table.
+  int32_t block;
+};
+
 // Where a unit's codes come from and its rows go to.
 class ExpandUnit : public PageUnit {
  public:
   using PageUnit::PageUnit;
 
-  __device__ __forceinline__ const std::byte* block(const ExpandPagesParams& params) const {
-    const ConstDeviceBlocks& from = params.int2;
-    return from.pages[page] + from.offset + layer * from.layer_stride + head * from.head_stride;
+  // Its page; read early, likewise.
+  __device__ __forceinline__ const std::byte* source(const ExpandPagesParams& params) const {
+    return params.int2.pages[page];
+  }
+  __device__ __forceinline__ const std::byte* Block(const ExpandPagesParams& params,
+                                                    const std::byte* source) const {
+    return source + params.int2.offset + layer * params.int2.layer_stride +
+           head * params.int2.head_stride;
   }
   __device__ __forceinline__ const std::byte* record(const ExpandPagesParams& params) const {
     return PageUnit::record(params.heads, params.first_layer, params.first_head);
   }
-  // Where a row of it goes; null: nowhere, and counted if its block is not there.
-  __device__ __forceinline__ std::byte* TargetOf(const ExpandPagesParams& params,
-                                                 uint32_t row) const {
+  __device__ __forceinline__ RowPlace PlaceOf(const ExpandPagesParams& params,
+                                              const Divider& by_block_tokens,
+                                              uint32_t row) const {
     const uint32_t token = page * kPageTokens + row;
     if (token >= params.num_tokens) {
+      return {};
+    }
+    RowPlace place;
+    place.layer = Rows(params).layers[layer];
+    place.position = params.first_position + token;
+    place.index = by_block_tokens.Quotient(place.position);
+    place.block = params.block_table[place.index];
+    return place;
+  }
+  // Null: nowhere, and counted if its block is not there.
+  __device__ __forceinline__ std::byte* TargetOf(const ExpandPagesParams& params,
+                                                 const RowPlace& place) const {
+    if (place.layer == nullptr) {
       return nullptr;
     }
-    const DevicePagedRows& to = is_value ? params.values : params.keys;
-    const uint32_t position = params.first_position + token;
-    const int32_t block = params.block_table[position / params.block_tokens];
-    if (block < 0 || static_cast<uint32_t>(block) >= params.num_blocks) {
+    if (place.block < 0 || static_cast<uint32_t>(place.block) >= params.num_blocks) {
       atomicAdd(reinterpret_cast<unsigned long long*>(params.rows_left_out), 1ull);
       return nullptr;
     }
-    return to.layers[layer] + to.offset + static_cast<size_t>(block) * to.block_stride +
-           position % params.block_tokens * to.token_stride + head * to.head_stride;
+    const DevicePagedRows& to = Rows(params);
+    return place.layer + to.offset + static_cast<size_t>(place.block) * to.block_stride +
+           (place.position - place.index * params.block_tokens) * to.token_stride +
+           head * to.head_stride;
+  }
+
+ private:
+  __device__ __forceinline__ const DevicePagedRows& Rows(const ExpandPagesParams& params) const {
+    return is_value ? params.values : params.keys;
   }
 };
 
-// Starts to copy a unit's codes and meta to `to`.
+// Starts to copy a unit's codes and meta, of head block `block`, to `to`.
 template <int kDim, int kThreads>
 __device__ __forceinline__ void LoadPartAsync(std::byte* to,
-                                              const ExpandPagesParams& params,
-                                              const ExpandUnit& unit) {
+                                              const std::byte* block,
+                                              bool is_value) {
   constexpr Int2HeadBlock kFormat{kDim, kDim};
   constexpr int kCodeChunks = static_cast<int>(kFormat.key_codes_bytes() / 16);
   constexpr int kChunks = kCodeChunks + static_cast<int>(kFormat.meta_bytes() / 16);
-  const std::byte* block = unit.block(params);
   const std::byte* codes =
-      block + (unit.is_value ? kFormat.value_codes_offset() : kFormat.key_codes_offset());
+      block + (is_value ? kFormat.value_codes_offset() : kFormat.key_codes_offset());
   const std::byte* meta =
-      block + (unit.is_value ? kFormat.value_meta_offset() : kFormat.key_meta_offset());
+      block + (is_value ? kFormat.value_meta_offset() : kFormat.key_meta_offset());
   for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += kThreads) {
     CopyAsync16(to + i * 16, i < kCodeChunks ? codes + i * 16 : meta + (i - kCodeChunks) * 16);
   }
@@ -157,23 +201,35 @@ class ExpandBlock {
     if (begin == end) {
       return;
     }
+    const Divider by_block_tokens(params_.block_tokens);
+    const auto place_of = [&](const ExpandUnit& unit) {
+      return threadIdx.x < kPageTokens ? unit.PlaceOf(params_, by_block_tokens, threadIdx.x)
+                                       : RowPlace{};
+    };
     ExpandUnit unit(line_, begin);
-    LoadPartAsync<kDim, kThreads>(shared_.parts[0], params_, unit);
+    LoadPartAsync<kDim, kThreads>(shared_.parts[0], unit.Block(params_, unit.source(params_)),
+                                  unit.is_value);
+    RowPlace place = place_of(unit);
+    ExpandUnit next = unit;
     bool same_head = false;
+    bool next_has_same_head = next.Advance(line_);
+    const std::byte* source = next.source(params_);
     for (uint32_t index = begin; index < end; ++index) {
       if (!same_head) {
         TakeHead(unit);
       }
       WaitForCopies<0>();
       __syncthreads();
-      ExpandUnit next = unit;
-      same_head = next.Advance(line_);
       const std::byte* part = shared_.parts[(index - begin) % 2];
       if (index + 1 < end) {
-        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2], params_, next);
+        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2],
+                                      next.Block(params_, source), next.is_value);
       }
       if (threadIdx.x < kPageTokens) {
-        shared_.targets[threadIdx.x] = unit.TargetOf(params_, threadIdx.x);
+        shared_.targets[threadIdx.x] = unit.TargetOf(params_, place);
+      }
+      if (index + 1 < end) {
+        place = place_of(next);
       }
       if constexpr (kRotatesBack) {
         Unpack(part, unit.is_value);
@@ -187,6 +243,9 @@ class ExpandBlock {
       __syncthreads();
       StoreRows();
       unit = next;
+      same_head = next_has_same_head;
+      next_has_same_head = next.Advance(line_);
+      source = next.source(params_);
     }
   }
 
@@ -310,7 +369,7 @@ template <int kDim, ExpandSpace kSpace>
 __global__
 __launch_bounds__(32 * kExpandWarps<kDim>, (kExpandBlocks<kDim, kSpace>)) void ExpandKernel(
     const __grid_constant__ ExpandPagesParams params, const __grid_constant__ UnitLine line) {
-  extern __shared__ __align__(16) std::byte memory[];
+  extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<ExpandShared<kDim, kSpace>*>(memory);
   const uint32_t num_units = line.num_units(params.num_layers);
   ExpandBlock<kDim, kSpace>(params, line, shared)

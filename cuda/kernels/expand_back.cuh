@@ -30,7 +30,9 @@ struct ExpandBackShared {
   alignas(16) std::byte parts[2][kPartBytes];     // As loaded: codes, then meta.
   // Each warp's rows; before them, in the same place, their codes.
   alignas(16) std::byte rows[PageTile<kDim>::kBytes];
-  float4 columns[kDim / 2];  // Of two channels: sums of the matrix's rows, and the means.
+  // Of two channels. Vectors of 16 bytes that lanes share would be read four times as slowly.
+  float2 row_sums[kDim / 2];
+  float2 means[kDim / 2];
   std::byte* targets[kPageTokens];
 };
 
@@ -56,24 +58,36 @@ class ExpandBackBlock {
     if (begin == end) {
       return;
     }
+    const Divider by_block_tokens(params_.block_tokens);
+    const auto place_of = [&](const ExpandUnit& unit) {
+      return lane_ < kRowsOfWarp ? unit.PlaceOf(params_, by_block_tokens,
+                                                static_cast<uint32_t>(kRowsOfWarp * warp_ + lane_))
+                                 : RowPlace{};
+    };
     ExpandUnit unit(line_, begin);
-    LoadPartAsync<kDim, kThreads>(shared_.parts[0], params_, unit);
+    LoadPartAsync<kDim, kThreads>(shared_.parts[0], unit.Block(params_, unit.source(params_)),
+                                  unit.is_value);
+    RowPlace place = place_of(unit);
+    ExpandUnit next = unit;
     bool same_head = false;
+    bool next_has_same_head = next.Advance(line_);
+    const std::byte* source = next.source(params_);
     for (uint32_t index = begin; index < end; ++index) {
       if (!same_head) {
         TakeHead(unit);
       }
       WaitForCopies<0>();
       __syncthreads();
-      ExpandUnit next = unit;
-      same_head = next.Advance(line_);
       const std::byte* part = shared_.parts[(index - begin) % 2];
       if (index + 1 < end) {
-        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2], params_, next);
+        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2],
+                                      next.Block(params_, source), next.is_value);
       }
       if (lane_ < kRowsOfWarp) {
-        const auto row = static_cast<uint32_t>(kRowsOfWarp * warp_ + lane_);
-        shared_.targets[row] = unit.TargetOf(params_, row);
+        shared_.targets[kRowsOfWarp * warp_ + lane_] = unit.TargetOf(params_, place);
+      }
+      if (index + 1 < end) {
+        place = place_of(next);
       }
       uint32_t codes[kSteps][4];
       if (unit.is_value) {
@@ -85,6 +99,9 @@ class ExpandBackBlock {
       __syncwarp();
       StoreRows();
       unit = next;
+      same_head = next_has_same_head;
+      next_has_same_head = next.Advance(line_);
+      source = next.source(params_);
     }
   }
 
@@ -110,7 +127,8 @@ class ExpandBackBlock {
     const auto* sums = reinterpret_cast<const float2*>(record + layout.row_sums(unit.is_value));
     const auto* means = reinterpret_cast<const float2*>(record + layout.mean(unit.is_value));
     for (int i = static_cast<int>(threadIdx.x); i < kDim / 2; i += kThreads) {
-      shared_.columns[i] = make_float4(sums[i].x, sums[i].y, means[i].x, means[i].y);
+      shared_.row_sums[i] = sums[i];
+      shared_.means[i] = means[i];
     }
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record + layout.scalars());
     unit_ = scalars->digit_unit[unit.is_value ? 1 : 0];
@@ -144,13 +162,16 @@ class ExpandBackBlock {
 
   // Also a barrier.
   __device__ __forceinline__ void LoadValues(const std::byte* part, uint32_t (&codes)[kSteps][4]) {
-    for (int i = static_cast<int>(threadIdx.x); i < kDim; i += kThreads) {
-      UnpackValueWords(
-          reinterpret_cast<const uint32_t*>(part), i, [&](int token, int channel, uint32_t word) {
-            std::byte* row = shared_.rows + token / kRowsOfWarp * Shared::kRowsOfWarpBytes +
-                             token % kRowsOfWarp * Shared::kCodeStride;
-            *reinterpret_cast<uint32_t*>(row + channel) = word & 0x03030303u;
-          });
+    // In an order in which a warp's stores meet few banks twice.
+    const int index = lane_ / 8 % 2 + 2 * warp_ + kDim / 16 * (lane_ / 16);
+    if (kDim == 128 || warp_ < kDim / 32) {
+      UnpackValueWords(reinterpret_cast<const uint32_t*>(part), 8 * index + lane_ % 8,
+                       [&](int token, int channel, uint32_t word) {
+                         std::byte* row = shared_.rows +
+                                          token / kRowsOfWarp * Shared::kRowsOfWarpBytes +
+                                          token % kRowsOfWarp * Shared::kCodeStride;
+                         *reinterpret_cast<uint32_t*>(row + channel) = word & 0x03030303u;
+                       });
     }
     __syncthreads();
     const std::byte* operand = OperandRow(rows_, Shared::kCodeStride, lane_);
@@ -194,7 +215,8 @@ class ExpandBackBlock {
     const float scale[2] = {row[0].x * unit_, row[1].x * unit_};
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
-      const float4 column = shared_.columns[4 * n + t];
+      const float2 row_sum = shared_.row_sums[4 * n + t];
+      const float2 mean = shared_.means[4 * n + t];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const auto value = [&](int i, float sum, float center) {
@@ -202,7 +224,7 @@ class ExpandBackBlock {
                       fmaf(row[half].y, sum, center));
         };
         *reinterpret_cast<uint32_t*>(rows_ + (8 * half + g) * int{Tile::kStride} + n * 16 + t * 4) =
-            PackBf16(value(0, column.x, column.z), value(1, column.y, column.w));
+            PackBf16(value(0, row_sum.x, mean.x), value(1, row_sum.y, mean.y));
       }
     }
   }
