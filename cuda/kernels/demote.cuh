@@ -40,7 +40,7 @@ struct DemotedPart {
   __device__ __forceinline__ void StoreValues(std::byte* block) const {
     constexpr Int2HeadBlock kFormat{kDim, kDim};
     values.template Store<kThreads>(block + kFormat.value_codes_offset());
-    StoreMeta(meta, block + kFormat.value_meta_offset());
+    StoreMeta(meta, block + kFormat.value_meta_offset(), static_cast<int>(threadIdx.x));
   }
 };
 
@@ -145,7 +145,7 @@ class DemoteBlock {
       if (kWarps == kRoundingWarps || warp_ < kRoundingWarps) {
         keys.Store(block + kFormat.key_codes_offset(), warp_, lane_);
       }
-      StoreMeta(part.meta, block + kFormat.key_meta_offset());
+      StoreMeta(part.meta, block + kFormat.key_meta_offset(), static_cast<int>(threadIdx.x));
     }
   }
 
@@ -161,11 +161,14 @@ class DemoteBlock {
 template <int kDim, typename Rotation>
 __global__ __launch_bounds__(32 * Rotation::kWarps, Rotation::kBlocks) void DemoteKernel(
     const __grid_constant__ DemotePagesParams params, const __grid_constant__ UnitLine line) {
-  extern __shared__ __align__(16) std::byte memory[];
+  extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<DemoteShared<kDim, Rotation>*>(memory);
   const uint32_t num_units = line.num_units(params.num_layers);
   DemoteBlock<kDim, Rotation>(params, line, shared)
       .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
+  if (line.parts == PageParts::kValues) {
+    WaitForEarlierWork();  // The keys' launch: what comes after this one comes after that too.
+  }
 }
 
 }  // namespace crumb::gpu

@@ -3,16 +3,19 @@
 // Demotion of K's part of pages, oscar-int2-aware and oscar-int2-tilted: rows are rounded with
 // feedback (round_aware.cuh). V's part is demote.cuh's.
 //
-// A block of four warps has two pages of one head at a time, of which each warp has the sixteen
+// A group of four warps has two pages of one head at a time, of which each warp has the sixteen
 // tokens of one of the page's tiles: 32 rows, one a lane, from their centring to the page's words.
-// Only rotation is shared: each warp multiplies all rows by its columns, from where errors will be
-// to where the rows are.
+// Where warpgroups multiply, the rows are rotated where they are, and of head_dim 128 two groups of
+// a block share their head's matrices. Elsewhere each warp of the only group multiplies all rows by
+// its columns, from where errors will be to where the rows are.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/kernels/demote_unit.cuh"
 #include "cuda/kernels/page_words.cuh"
+#include "cuda/kernels/rotate_rows.cuh"
 #include "cuda/kernels/round_aware.cuh"
 
 namespace crumb::gpu {
@@ -22,29 +25,45 @@ inline constexpr int kAwarePages = 2;
 inline constexpr int kAwareRows = kAwarePages * int{kPageTokens};
 
 template <int kDim>
-struct DemoteAwareShared {
+struct AwareGroup {
   using Tile = PageTile<kDim>;
-  static constexpr int kTileRowsBytes = 32 * static_cast<int>(Tile::kStride);  // Of a warp.
-  static constexpr HeadRecord kLayout{kDim, true, false};
+  static constexpr int kWarpRowsBytes = 32 * static_cast<int>(Tile::kStride);
   static_assert(sizeof(AwareScratch<kDim>) * kAwareWarps >= kAwareRows * Tile::kStride,
-                "rows that are to be rotated lie where errors will be");
+                "rows that are to be rotated may lie where errors will be");
 
   AwareScratch<kDim> scratch[kAwareWarps];
   alignas(16) std::byte rows[kAwareRows * Tile::kStride];  // [warp, page, 16 tokens].
-  alignas(16) std::byte tiles[kLayout.feedback_bytes()];
-  alignas(16) std::byte diagonal[kLayout.diagonal_bytes()];
-  uint2 codes[kAwareWarps][kDim / 16 * 32];  // As RangeCodes has them.
-  alignas(16) __half2 meta[kAwarePages][kPageTokens];
-  alignas(4) __half weights[kDim];  // As RefitOperands has them.
-  uint32_t bad_rows[kAwareWarps];   // Those that are not finite, a bit each.
+  uint2 codes[kAwareWarps][kDim / 16 * 32];                // As RangeCodes has them.
+  // Units take turns.
+  alignas(16) __half2 meta[2][kAwarePages][kPageTokens];
+  uint32_t bad_rows[2][kAwareWarps];  // Those that are not finite, a bit each.
 };
 
-template <int kDim, bool kTilted>
+template <int kDim, bool kWarpgroups>
+struct DemoteAwareShared {
+  static constexpr int kGroups = kWarpgroups && kDim == 128 ? 2 : 1;
+  static constexpr HeadRecord kLayout{kDim, true, false};
+  struct Empty {};
+  using Rotation = typename RotateByWarpgroup<kDim>::Shared;
+
+  [[no_unique_address]] std::conditional_t<kWarpgroups, Rotation, Empty> rotation;
+  AwareGroup<kDim> groups[kGroups];
+  alignas(16) std::byte tiles[kLayout.feedback_bytes()];
+  alignas(16) std::byte diagonal[kLayout.diagonal_bytes()];
+  alignas(4) __half weights[kDim];  // As RefitOperands has them.
+};
+
+template <int kDim, bool kTilted, bool kWarpgroups>
 class DemoteAwareBlock {
  public:
-  static constexpr int kThreads = 32 * kAwareWarps;
-  using Shared = DemoteAwareShared<kDim>;
+  using Shared = DemoteAwareShared<kDim, kWarpgroups>;
   using Tile = PageTile<kDim>;
+  static constexpr int kGroups = Shared::kGroups;
+  static constexpr int kGroupThreads = 32 * kAwareWarps;
+  static constexpr int kThreads = kGroupThreads * kGroups;
+  static constexpr uint32_t kBlocks = kDim == 64    ? (kTilted ? 3 : 4)  // Of a multiprocessor.
+                                      : kDim == 128 ? 2 / kGroups
+                                                    : 1;
 
   __device__ __forceinline__ DemoteAwareBlock(const DemotePagesParams& params,
                                               const UnitLine& line,
@@ -52,56 +71,93 @@ class DemoteAwareBlock {
       : params_(params),
         line_(line),
         shared_(shared),
-        warp_(static_cast<int>(threadIdx.x) / 32),
+        group_index_(static_cast<int>(threadIdx.x) / kGroupThreads),
+        warp_(static_cast<int>(threadIdx.x) % kGroupThreads / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        rows_(shared.rows + warp_ * Shared::kTileRowsBytes) {}
+        group_(shared.groups[group_index_]),
+        rows_(group_.rows + warp_ * AwareGroup<kDim>::kWarpRowsBytes) {}
 
-  // Units of two pages.
+  // Units of two pages. Those of a head go to the groups in turn.
   __device__ __forceinline__ void Run(uint32_t begin, uint32_t end) {
-    if (begin == end) {
-      return;
-    }
-    DemoteUnit unit(line_, begin);
-    LoadRows(unit);
-    bool same_head = false;
-    for (uint32_t index = begin; index < end; ++index) {
-      if (!same_head) {
-        TakeHead(unit);
+    for (uint32_t first = begin; first < end;) {
+      DemoteUnit unit(line_, first);
+      const uint32_t end_of_head = min(unit.page + (end - first), line_.num_pages);
+      first += end_of_head - unit.page;
+      unit.page += static_cast<uint32_t>(group_index_);
+      const std::byte* sources[kAwarePages] = {};
+      if (unit.page < end_of_head) {
+        FindSources(unit, sources);
+        LoadRows(unit, sources);
       }
-      WaitForCopies<0>();
+      __syncthreads();  // All warps are done with the head before.
+      TakeHead(unit);
       __syncthreads();
-      if (!params_.rows_are_rotated) {
-        Rotate();
-      }
-      const OpenRow open = OpenKeyRow<kDim>(rows_ + lane_ * int{Tile::kStride});
-      DemoteUnit next = unit;
-      same_head = next.Advance(line_);
-      const bool has_next = index + 1 < end;
-      if (has_next) {
-        PrefetchRows(next);
-      }
-      const uint32_t bad_rows = __ballot_sync(kFullWarp, !open.is_finite);
-      if (lane_ == 0) {
-        shared_.bad_rows[warp_] = bad_rows;
-      }
-      uint32_t words[kAwarePages][kDim / 32];
-      Round(open, words);
-      __syncthreads();  // Rows and errors are not needed any more; pairs and findings are there.
-      if (has_next && !params_.rows_are_rotated) {
-        LoadRows(next);
-      }
-      Store(unit, words);
-      if (has_next && params_.rows_are_rotated) {
-        LoadRows(next);
-      }
-      unit = next;
+      StaggerGroups();
+      RoundHead(unit, end_of_head, sources);
     }
   }
 
  private:
   __device__ static constexpr HeadRecord Layout() { return {kDim, true, kTilted}; }
 
-  // A unit's page of the two, if it is there.
+  __device__ __forceinline__ void GroupBarrier() const {
+    if (kGroups == 1 || group_index_ == 0) {
+      NamedBarrier<1, kGroupThreads>();
+    } else {
+      NamedBarrier<2, kGroupThreads>();
+    }
+  }
+
+  // Groups that go side by side through the same phases wait for the same pipes: the second begins
+  // a third of a unit later.
+  __device__ __forceinline__ void StaggerGroups() const {
+    constexpr uint32_t kNanoseconds = 5000;
+    if (kGroups > 1 && group_index_ > 0) {
+      __nanosleep(kNanoseconds);
+    }
+  }
+
+  // The group's units of a head, of which the first is on its way.
+  __device__ __forceinline__ void RoundHead(DemoteUnit unit,
+                                            uint32_t end,
+                                            const std::byte* (&sources)[kAwarePages]) {
+    const bool loads_in_place = kWarpgroups || params_.rows_are_rotated;
+    while (unit.page < end) {
+      DemoteUnit next = unit;
+      next.page += kGroups;
+      const bool has_next = next.page < end;
+      if (has_next) {
+        FindSources(next, sources);
+      }
+      WaitForCopies<0>();
+      if (!params_.rows_are_rotated) {
+        Rotate();
+      }
+      __syncwarp();
+      const OpenRow open = OpenKeyRow<kDim>(rows_ + lane_ * int{Tile::kStride});
+      const uint32_t bad_rows = __ballot_sync(kFullWarp, !open.is_finite);
+      if (lane_ == 0) {
+        group_.bad_rows[turn_][warp_] = bad_rows;
+      }
+      if (has_next) {
+        PrefetchRows(next, sources);
+      }
+      uint32_t words[kAwarePages][kDim / 32];
+      Round(open, words);
+      if (has_next && loads_in_place) {
+        LoadRows(next, sources);
+      }
+      GroupBarrier();  // Pairs and findings are there; errors are not needed any more.
+      if (has_next && !loads_in_place) {
+        LoadRows(next, sources);
+      }
+      Store(unit, words);
+      turn_ ^= 1;
+      unit = next;
+    }
+  }
+
+  // A unit's page of the two.
   __device__ __forceinline__ DemoteUnit PageOf(const DemoteUnit& unit, int which) const {
     DemoteUnit page = unit;
     page.page = kAwarePages * unit.page + static_cast<uint32_t>(which);
@@ -110,31 +166,45 @@ class DemoteAwareBlock {
   __device__ __forceinline__ bool IsThere(const DemoteUnit& page) const {
     return page.page < params_.num_pages;
   }
-  // The warp's first row of a page.
-  __device__ __forceinline__ const std::byte* FirstRow(const DemoteUnit& page) const {
-    return page.first_row(params_) + kRowsOfWarp * warp_ * params_.keys.token_stride;
-  }
-
-  __device__ __forceinline__ void LoadRows(const DemoteUnit& unit) {
-    std::byte* to = params_.rows_are_rotated
-                        ? rows_
-                        : reinterpret_cast<std::byte*>(shared_.scratch) + (rows_ - shared_.rows);
+  // Null: the page is not there.
+  __device__ __forceinline__ void FindSources(const DemoteUnit& unit,
+                                              const std::byte* (&sources)[kAwarePages]) const {
 #pragma unroll
     for (int i = 0; i < kAwarePages; ++i) {
       const DemoteUnit page = PageOf(unit, i);
-      if (IsThere(page)) {
-        LoadRowsAsync<kDim, kRowsOfWarp>(to + i * kRowsOfWarp * int{Tile::kStride}, FirstRow(page),
-                                         params_.keys.token_stride, lane_);
+      sources[i] = IsThere(page) ? page.source(params_) : nullptr;
+    }
+  }
+  // The warp's first row of a page.
+  __device__ __forceinline__ const std::byte* FirstRow(const DemoteUnit& unit,
+                                                       const std::byte* source) const {
+    return unit.FirstRow(params_, source) + kRowsOfWarp * warp_ * params_.keys.token_stride;
+  }
+
+  __device__ __forceinline__ void LoadRows(const DemoteUnit& unit,
+                                           const std::byte* const (&sources)[kAwarePages]) {
+    std::byte* to = rows_;
+    if (!kWarpgroups && !params_.rows_are_rotated) {
+      to = reinterpret_cast<std::byte*>(group_.scratch) + (rows_ - group_.rows);
+    }
+#pragma unroll
+    for (int i = 0; i < kAwarePages; ++i) {
+      if (sources[i] != nullptr) {
+        LoadRowsAsync<kDim, kRowsOfWarp>(to + i * kRowsOfWarp * int{Tile::kStride},
+                                         FirstRow(unit, sources[i]), params_.keys.token_stride,
+                                         lane_);
       }
     }
     CommitCopies();
   }
 
   // Into the cache that all multiprocessors share; a row a lane.
-  __device__ __forceinline__ void PrefetchRows(const DemoteUnit& unit) {
-    const DemoteUnit page = PageOf(unit, lane_ / kRowsOfWarp);
-    if (IsThere(page)) {
-      const std::byte* row = FirstRow(page) + lane_ % kRowsOfWarp * params_.keys.token_stride;
+  __device__ __forceinline__ void PrefetchRows(const DemoteUnit& unit,
+                                               const std::byte* const (&sources)[kAwarePages]) {
+    const std::byte* source = lane_ < kRowsOfWarp ? sources[0] : sources[1];
+    if (source != nullptr) {
+      const std::byte* row =
+          FirstRow(unit, source) + lane_ % kRowsOfWarp * params_.keys.token_stride;
 #pragma unroll
       for (int i = 0; i < int{Tile::kRowBytes}; i += 128) {
         PrefetchToL2(row + i);
@@ -142,7 +212,6 @@ class DemoteAwareBlock {
     }
   }
 
-  // Parameters of another head. All warps are done with those of the one before.
   __device__ __forceinline__ void TakeHead(const DemoteUnit& unit) {
     record_ = unit.record(params_);
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record_ + Layout().scalars());
@@ -162,6 +231,11 @@ class DemoteAwareBlock {
         shared_.weights[i] = diagonal[i * 16 + i % 16];
       }
     }
+    if constexpr (kWarpgroups) {
+      if (!params_.rows_are_rotated) {
+        rotation_.TakeMatrix(record_, Layout(), false, shared_.rotation, warp_, lane_);
+      }
+    }
   }
   template <size_t kBytes>
   __device__ __forceinline__ void Take(std::byte (&to)[kBytes], const std::byte* from) {
@@ -171,29 +245,47 @@ class DemoteAwareBlock {
     }
   }
 
-  // Registers are short: the matrix comes from the cache each time.
   __device__ __forceinline__ void Rotate() {
-    constexpr int kSlices = kDim == 256 ? 8 : 4;  // Of columns.
+    if constexpr (kWarpgroups) {
+      __syncwarp();  // The warp has its rows.
+#pragma unroll 1
+      for (int i = 0; i < kAwarePages; ++i) {
+        std::byte* rows = rows_ + i * kRowsOfWarp * int{Tile::kStride};
+        RowPairs<kDim> pairs;
+        pairs.Load(rows, lane_);
+        rotation_.Rotate(shared_.rotation, lane_, pairs);
+        __syncwarp();
+        pairs.Store(rows, lane_);
+      }
+    } else {
+      GroupBarrier();
+      RotateByColumns();
+      GroupBarrier();
+    }
+  }
+
+  // Registers are short: the matrix comes from the cache each time.
+  __device__ __forceinline__ void RotateByColumns() {
+    constexpr int kSlices = kDim == 256 ? 8 : 4;
     const auto* shift = reinterpret_cast<const float*>(record_ + Layout().upper_shift(false));
 #pragma unroll 1
     for (int slice = warp_; slice < kSlices; slice += kAwareWarps) {
       RotationColumns<kDim, kSlices> columns;
       columns.Load(record_ + Layout().rotation(false, kRotateUpper), slice, lane_);
-      RotatePageRows<kDim, kSlices, kAwareRows>(reinterpret_cast<const std::byte*>(shared_.scratch),
-                                                columns, shift, shared_.rows, slice, lane_);
+      RotatePageRows<kDim, kSlices, kAwareRows>(reinterpret_cast<const std::byte*>(group_.scratch),
+                                                columns, shift, group_.rows, slice, lane_);
     }
-    __syncthreads();
   }
 
   // The warp's rows, to the lane's words of its tile of each page; their pairs to shared memory.
   __device__ __forceinline__ void Round(const OpenRow& open,
                                         uint32_t (&words)[kAwarePages][kDim / 32]) {
     const FeedbackOperands feedback = {shared_.diagonal, shared_.tiles};
-    const RangeCodes codes = {shared_.codes[warp_]};
+    const RangeCodes codes = {group_.codes[warp_]};
     const RoundedRow rounded = RoundAttentionAware<kDim, kTilted>(
-        rows_, feedback, refit_, open, shared_.scratch[warp_], codes, lane_);
-    const uint32_t token = static_cast<uint32_t>(kRowsOfWarp * warp_ + lane_ % kRowsOfWarp);
-    shared_.meta[lane_ / kRowsOfWarp][Int2HeadBlock::MetaIndex(token)] =
+        rows_, feedback, refit_, open, group_.scratch[warp_], codes, lane_);
+    const auto token = static_cast<uint32_t>(kRowsOfWarp * warp_ + lane_ % kRowsOfWarp);
+    group_.meta[turn_][lane_ / kRowsOfWarp][Int2HeadBlock::MetaIndex(token)] =
         __floats2half2_rn(rounded.levels.scale, rounded.levels.min);
     const uint32_t take_second = __ballot_sync(kFullWarp, rounded.takes_second);
     __syncwarp();  // All codes are there.
@@ -201,6 +293,7 @@ class DemoteAwareBlock {
     for (int i = 0; i < kAwarePages; ++i) {
       codes.template Select<kDim>(i * kRowsOfWarp, take_second, lane_, words[i]);
     }
+    __syncwarp();  // The warp is done with its rows and codes.
   }
 
   __device__ __forceinline__ void Store(const DemoteUnit& unit,
@@ -212,49 +305,45 @@ class DemoteAwareBlock {
       if (!IsThere(page)) {
         break;
       }
-      uint32_t bad_rows = 0;
-#pragma unroll
-      for (int warp = 0; warp < kAwareWarps; ++warp) {
-        bad_rows |= shared_.bad_rows[warp] >> (i * kRowsOfWarp) & 0xffffu;
-      }
-      if (bad_rows != 0) {
-        const uint32_t mine = shared_.bad_rows[warp_] >> (i * kRowsOfWarp) & 0xffffu;
-        if (mine != 0 && lane_ == 0) {
-          page.Report(params_, kRowsOfWarp * warp_ + __ffs(static_cast<int>(mine)) - 1);
+      const auto bad_rows = [&](int warp) {
+        return group_.bad_rows[turn_][warp] >> (i * kRowsOfWarp) & 0xffffu;
+      };
+      if ((bad_rows(0) | bad_rows(1) | bad_rows(2) | bad_rows(3)) != 0) {
+        if (bad_rows(warp_) != 0 && lane_ == 0) {
+          page.Report(params_, kRowsOfWarp * warp_ + __ffs(static_cast<int>(bad_rows(warp_))) - 1);
         }
         continue;
       }
       std::byte* block = page.block(params_);
       StoreKeyWords<kDim>(words[i], block + kFormat.key_codes_offset(), warp_, lane_);
-      StoreMeta(shared_.meta[i], block + kFormat.key_meta_offset());
+      if (warp_ == i) {
+        StoreMeta(group_.meta[turn_][i], block + kFormat.key_meta_offset(), lane_);
+      }
     }
   }
 
   const DemotePagesParams& params_;
   const UnitLine& line_;
   Shared& shared_;
-  const int warp_;
+  const int group_index_;
+  const int warp_;  // Of the group.
   const int lane_;
+  AwareGroup<kDim>& group_;
   std::byte* const rows_;  // The warp's.
+  int turn_ = 0;
   const std::byte* record_ = nullptr;
   RefitOperands refit_ = {};
+  RotateByWarpgroup<kDim> rotation_;
 };
 
-// Of a multiprocessor.
-template <int kDim, bool kTilted>
-inline constexpr uint32_t kDemoteAwareBlocks = kDim == 64    ? (kTilted ? 3 : 4)
-                                               : kDim == 128 ? 2
-                                                             : 1;
-
-// `line` is of units of two pages, of keys.
-template <int kDim, bool kTilted>
-__global__
-__launch_bounds__(32 * kAwareWarps, (kDemoteAwareBlocks<kDim, kTilted>)) void DemoteAwareKernel(
+// `line` is of units of two pages, of keys. Block: a DemoteAwareBlock.
+template <typename Block>
+__global__ __launch_bounds__(Block::kThreads, Block::kBlocks) void DemoteAwareKernel(
     const __grid_constant__ DemotePagesParams params, const __grid_constant__ UnitLine line) {
-  extern __shared__ __align__(16) std::byte memory[];
-  auto& shared = *reinterpret_cast<DemoteAwareShared<kDim>*>(memory);
+  LetNextLaunchStart();  // The values', which fills multiprocessors that are done with keys.
+  extern __shared__ __align__(128) std::byte memory[];
   const uint32_t num_units = line.num_units(params.num_layers);
-  DemoteAwareBlock<kDim, kTilted>(params, line, shared)
+  Block(params, line, *reinterpret_cast<typename Block::Shared*>(memory))
       .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
 }
 

@@ -20,13 +20,21 @@ class DemoteUnit : public PageUnit {
     return is_value ? params.values : params.keys;
   }
   __device__ __forceinline__ const std::byte* first_row(const DemotePagesParams& params) const {
-    const DeviceRows& from = rows(params);
-    return from.pages[page] + from.offset + layer * from.layer_stride + head * from.head_stride;
+    return FirstRow(params, source(params));
   }
   // The head block that it becomes a part of.
   __device__ __forceinline__ std::byte* block(const DemotePagesParams& params) const {
     const DeviceBlocks& to = params.int2;
     return to.pages[page] + to.offset + layer * to.layer_stride + head * to.head_stride;
+  }
+  // The first row in two steps, for callers that read the table long before they use it.
+  __device__ __forceinline__ const std::byte* source(const DemotePagesParams& params) const {
+    return rows(params).pages[page];
+  }
+  __device__ __forceinline__ const std::byte* FirstRow(const DemotePagesParams& params,
+                                                       const std::byte* source) const {
+    const DeviceRows& from = rows(params);
+    return source + from.offset + layer * from.layer_stride + head * from.head_stride;
   }
   __device__ __forceinline__ const std::byte* record(const DemotePagesParams& params) const {
     return PageUnit::record(params.heads, params.first_layer, params.first_head);

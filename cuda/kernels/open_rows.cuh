@@ -39,18 +39,11 @@ __device__ __forceinline__ float CutOf(int range) {
   return kCuts[range];
 }
 
-struct RowBounds {
-  float low;
-  float high;
-  bool is_finite;
-};
-
+// The least and the greatest of the numbers of a row.
 template <int kDim>
-__device__ __forceinline__ RowBounds FindBounds(const std::byte* row) {
-  const __nv_bfloat162 zero = AsPair(0);
+__device__ __forceinline__ float2 FindBounds(const std::byte* row) {
   __nv_bfloat162 least = *reinterpret_cast<const __nv_bfloat162*>(row);
   __nv_bfloat162 greatest = least;
-  __nv_bfloat162 poison = zero;  // No number where one of the row's is not finite.
 #pragma unroll 4
   for (int i = 0; i < kDim / 8; ++i) {
     const uint4 chunk = *reinterpret_cast<const uint4*>(row + i * 16);
@@ -59,15 +52,13 @@ __device__ __forceinline__ RowBounds FindBounds(const std::byte* row) {
     for (int j = 0; j < 4; ++j) {
       least = __hmin2(least, AsPair(words[j]));
       greatest = __hmax2(greatest, AsPair(words[j]));
-      poison = __hfma2(AsPair(words[j]), zero, poison);
     }
   }
-  return {fminf(__low2float(least), __high2float(least)),
-          fmaxf(__low2float(greatest), __high2float(greatest)),
-          __low2float(poison) + __high2float(poison) == 0};
+  return make_float2(fminf(__low2float(least), __high2float(least)),
+                     fmaxf(__low2float(greatest), __high2float(greatest)));
 }
 
-// The sum of what is in the tile, and of its squares.
+// Centres and scales the row in place. The sum of what is then in the tile, and of its squares.
 template <int kDim>
 __device__ __forceinline__ float2 CenterRow(std::byte* row, float factor, float shift) {
   __half2 sums[4] = {};
@@ -79,8 +70,9 @@ __device__ __forceinline__ float2 CenterRow(std::byte* row, float factor, float 
     __half2 halves[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float2 x = __bfloat1622float2(AsPair(words[j]));
-      halves[j] = __floats2half2_rn(fmaf(x.x, factor, shift), fmaf(x.y, factor, shift));
+      const float low = __uint_as_float(words[j] << 16);
+      const float high = __uint_as_float(words[j] & 0xffff0000u);
+      halves[j] = __floats2half2_rn(fmaf(low, factor, shift), fmaf(high, factor, shift));
       sums[j] = __hadd2(sums[j], halves[j]);
       squares[j] = __hfma2(halves[j], halves[j], squares[j]);
     }
@@ -97,19 +89,19 @@ __device__ __forceinline__ float2 CenterRow(std::byte* row, float factor, float 
 // The lane's row, in place.
 template <int kDim>
 __device__ __forceinline__ OpenRow OpenKeyRow(std::byte* row) {
-  const RowBounds bounds = FindBounds<kDim>(row);
-  const float middle = 0.5f * bounds.low + 0.5f * bounds.high;
-  const float half_width = 0.5f * bounds.high - 0.5f * bounds.low;
+  const float2 bounds = FindBounds<kDim>(row);
+  const float middle = 0.5f * bounds.x + 0.5f * bounds.y;
+  const float half_width = 0.5f * bounds.y - 0.5f * bounds.x;
   // A power of two; no bf16 row that is not constant is narrower beside its middle than 2^-9.
   const uint32_t of_width = __float_as_uint(half_width) >> 23;
   const uint32_t of_middle = __float_as_uint(fabsf(middle)) >> 23;
   const uint32_t exponent = min(max(max(of_width, of_middle - min(of_middle, 16u)), 1u), 253u);
   OpenRow open;
-  open.is_finite = bounds.is_finite;
   open.size = __uint_as_float(exponent << 23);
   open.center = middle;
   const float factor = __uint_as_float((254 - exponent) << 23);
   const float2 sums = CenterRow<kDim>(row, factor, -middle * factor);
+  open.is_finite = sums.x - sums.x == 0;  // Of finite numbers the sum is far below fp16's largest.
   const float mean = sums.x * (1.0f / kDim);
   const float deviation = sqrtf(fmaxf(sums.y * (1.0f / kDim) - mean * mean, 0.0f));
   const float center = middle + 0.5f * mean * open.size;
@@ -118,7 +110,7 @@ __device__ __forceinline__ OpenRow OpenKeyRow(std::byte* row) {
   for (int i = 0; i < kRangesOfRow; ++i) {
     const float cut = CutOf<kDim>(i) * unit;
     open.levels[i] =
-        MakeLevels(fmaxf(bounds.low, center - cut), fminf(bounds.high, center + cut), INFINITY);
+        MakeLevels(fmaxf(bounds.x, center - cut), fminf(bounds.y, center + cut), INFINITY);
   }
   return open;
 }

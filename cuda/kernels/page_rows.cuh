@@ -108,9 +108,9 @@ __device__ __forceinline__ void RotatePageRows(const std::byte* from,
   }
 }
 
-// Writes the (scale, min) pairs of K or V, which lie in the page's order in `meta`.
-__device__ __forceinline__ void StoreMeta(const __half2* meta, std::byte* to) {
-  const int thread = static_cast<int>(threadIdx.x);
+// Writes the (scale, min) pairs of K or V, which lie in the page's order in `meta`; threads 0
+// to 15.
+__device__ __forceinline__ void StoreMeta(const __half2* meta, std::byte* to, int thread) {
   if (thread < int{Int2HeadBlock::meta_bytes() / 16}) {
     reinterpret_cast<uint4*>(to)[thread] = reinterpret_cast<const uint4*>(meta)[thread];
   }

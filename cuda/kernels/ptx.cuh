@@ -78,6 +78,12 @@ __device__ __forceinline__ void PrefetchToL2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
+// Of `kThreads` threads of the block, which say the same id, 1 to 15.
+template <int kId, int kThreads>
+__device__ __forceinline__ void NamedBarrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
 // Barriers in shared memory that count arrivals and, from 9.0 on, bytes.
 
 __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals) {

@@ -73,6 +73,7 @@ class RotateByWarpgroup {
   static constexpr uint32_t kTiles = 1;
   struct Shared {
     alignas(128) std::byte matrix[kDim * kDim * 2];  // Operand B, in cores of 8 k x 8 columns.
+    float2 shift[kDim / 2];                          // Of keys.
   };
 
   __device__ __forceinline__ void TakeMatrix(const std::byte* record,
@@ -81,13 +82,17 @@ class RotateByWarpgroup {
                                              Shared& shared,
                                              int /*warp*/,
                                              int /*lane*/) {
-    shift_ =
-        is_value ? nullptr : reinterpret_cast<const float*>(record + layout.upper_shift(false));
+    has_shift_ = !is_value;
+    const auto* shift = reinterpret_cast<const float2*>(record + layout.upper_shift(is_value));
+    for (int i = static_cast<int>(threadIdx.x); i < kDim / 2; i += static_cast<int>(blockDim.x)) {
+      shared.shift[i] = shift[i];
+    }
     // An operand's two words of a lane are of two cores.
     const auto* from =
         reinterpret_cast<const uint4*>(record + layout.rotation(is_value, kRotateUpper));
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < kDim * kDim / 8; i += 32 * kWarps) {
+    for (int i = static_cast<int>(threadIdx.x); i < kDim * kDim / 8;
+         i += static_cast<int>(blockDim.x)) {
       const uint4 lanes = from[i];
       std::byte* cores = shared.matrix + i / 16 * 256 + i % 16 * 8;
       *reinterpret_cast<uint2*>(cores) = make_uint2(lanes.x, lanes.z);
@@ -115,8 +120,8 @@ class RotateByWarpgroup {
     }
   }
 
- private:
-  __device__ __forceinline__ void Rotate(Shared& shared, int lane, RowPairs<kDim>& rows) {
+  // A warp's sixteen rows, in place.
+  __device__ __forceinline__ void Rotate(const Shared& shared, int lane, RowPairs<kDim>& rows) {
     if constexpr (kHasWarpgroups) {
       float sums[kDim / 2];
       const uint64_t matrix = WgmmaDescriptor(shared.matrix, 128, kDim * 16);
@@ -131,10 +136,10 @@ class RotateByWarpgroup {
       WgmmaCommit();
       WgmmaWaitAll();
       WgmmaHold(sums);
-      if (shift_ != nullptr) {
+      if (has_shift_) {
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n) {
-          const float2 shift = *reinterpret_cast<const float2*>(shift_ + 8 * n + lane % 4 * 2);
+          const float2 shift = shared.shift[4 * n + lane % 4];
           sums[4 * n] += shift.x;
           sums[4 * n + 1] += shift.y;
           sums[4 * n + 2] += shift.x;
@@ -145,7 +150,8 @@ class RotateByWarpgroup {
     }
   }
 
-  const float* shift_ = nullptr;  // Null: none.
+ private:
+  bool has_shift_ = false;
 };
 
 }  // namespace crumb::gpu

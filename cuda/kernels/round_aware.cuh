@@ -60,24 +60,64 @@ struct RangeCodes {
   }
 };
 
-// What earlier blocks of the same half push into a block, added to what is in `sums`.
+// What block `k` pushes into a later one of the same half, which begins with `first`.
 template <int kDim>
+struct PushOperands {
+  uint4 a;
+  uint32_t b[kProblemChunks / 2][4];
+
+  __device__ __forceinline__ void Load(const AwareScratch<kDim>& scratch,
+                                       const FeedbackOperands& feedback,
+                                       int first,
+                                       int k,
+                                       int block,
+                                       int lane) {
+    a = feedback.Tile(k, block, lane);
+#pragma unroll
+    for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
+      AwareScratch<kDim>::LoadOperands(b[pair], scratch.base(k - first), pair, lane);
+    }
+  }
+  __device__ __forceinline__ void AddTo(uint32_t (&sums)[kProblemChunks][2]) const {
+#pragma unroll
+    for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
+      MmaF16Short(sums[2 * pair], a, b[pair][0], b[pair][1]);
+      MmaF16Short(sums[2 * pair + 1], a, b[pair][2], b[pair][3]);
+    }
+  }
+};
+
+// What earlier blocks of the same half push into a block, added to what is in `sums`; at least one.
+// kAhead: two sets of operands take turns, so that the next step's are on their way.
+template <int kDim, bool kAhead>
 __device__ __forceinline__ void AddPushed(uint32_t (&sums)[kProblemChunks][2],
                                           const AwareScratch<kDim>& scratch,
                                           const FeedbackOperands& feedback,
                                           int first,
                                           int block,
                                           int lane) {
+  if constexpr (!kAhead) {
 #pragma unroll 1
-  for (int k = first; k < block; ++k) {
-    const uint4 a = feedback.Tile(k, block, lane);
-    const uint32_t base = scratch.base(k - first);
+    for (int k = first; k < block; ++k) {
+      PushOperands<kDim> operands;
+      operands.Load(scratch, feedback, first, k, block, lane);
+      operands.AddTo(sums);
+    }
+    return;
+  }
+  PushOperands<kDim> operands[2];
+  operands[0].Load(scratch, feedback, first, first, block, lane);
+#pragma unroll 1
+  for (int k = first;;) {
 #pragma unroll
-    for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
-      uint32_t b[4];
-      AwareScratch<kDim>::LoadOperands(b, base, pair, lane);
-      MmaF16Short(sums[2 * pair], a, b[0], b[1]);
-      MmaF16Short(sums[2 * pair + 1], a, b[2], b[3]);
+    for (int turn = 0; turn < 2; ++turn) {
+      if (k + 1 < block) {
+        operands[1 - turn].Load(scratch, feedback, first, k + 1, block, lane);
+      }
+      operands[turn].AddTo(sums);
+      if (++k == block) {
+        return;
+      }
     }
   }
 }
@@ -255,7 +295,8 @@ __device__ __forceinline__ RoundedRow RoundAttentionAware(std::byte* rows,
                          : LoadShared(AwareScratch<kDim>::SumWord(base, chunk, half, lane));
         }
       }
-      AddPushed(sums, scratch, feedback, first, block, lane);
+      // Measured: with the refit it pays to load ahead, without it does not.
+      AddPushed<kDim, kRefit>(sums, scratch, feedback, first, block, lane);
       StoreSums<kDim>(sums, base, lane);
       __syncwarp();
     }

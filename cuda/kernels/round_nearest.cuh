@@ -62,6 +62,16 @@ struct RowPairs {
     }
   }
 
+  // To sixteen rows of a tile, from `rows` on.
+  __device__ __forceinline__ void Store(std::byte* rows, int lane) const {
+    std::byte* to = rows + lane / 4 * int{PageTile<kDim>::kStride} + lane % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      *reinterpret_cast<uint32_t*>(to + n * 16) = words[n][0];
+      *reinterpret_cast<uint32_t*>(to + 8 * int{PageTile<kDim>::kStride} + n * 16) = words[n][1];
+    }
+  }
+
   // What a product leaves in a lane, rounded.
   __device__ __forceinline__ void Take(const float (&sums)[4 * kPairs]) {
 #pragma unroll

@@ -11,29 +11,36 @@
 
 namespace crumb::gpu {
 
-// Shares take unequal time, so each multiprocessor has several, but none so short that loading its
-// matrices counts. `at_a_time`: blocks that run at the same time.
+// Shares take unequal time, so each multiprocessor has several, but none of less than
+// `units_of_share`, so short that loading its matrices counts. `at_a_time`: blocks that run at the
+// same time. `overlaps`: it may begin before the launch before it has ended.
 template <typename Kernel>
 int LaunchDemoteKernel(Kernel kernel,
                        const DemotePagesParams& params,
                        const UnitLine& line,
                        uint32_t at_a_time,
+                       uint32_t units_of_share,
                        int threads,
                        size_t shared_bytes,
+                       bool overlaps,
                        CUstream_st* stream) {
-  constexpr uint32_t kUnitsOfShare = 32;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) {
     return error;
   }
   const uint32_t units = line.num_units(params.num_layers);
-  const uint32_t turns = std::max(units / (at_a_time * kUnitsOfShare), 1u);
+  const uint32_t turns = std::max(units / (at_a_time * units_of_share), 1u);
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(std::min(turns * at_a_time, units));
   config.blockDim = dim3(static_cast<uint32_t>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlaps ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params, line);
 }
 
@@ -41,24 +48,39 @@ int LaunchDemoteKernel(Kernel kernel,
 template <int kDim, typename Rotation>
 int LaunchDemoteNearest(const DemotePagesParams& params,
                         PageParts parts,
+                        bool overlaps,
                         uint32_t num_multiprocessors,
                         CUstream_st* stream) {
   return LaunchDemoteKernel(DemoteKernel<kDim, Rotation>, params,
                             {params.num_pages, params.num_heads, parts},
-                            num_multiprocessors * Rotation::kBlocks, 32 * Rotation::kWarps,
-                            sizeof(DemoteShared<kDim, Rotation>), stream);
+                            num_multiprocessors * Rotation::kBlocks, 32, 32 * Rotation::kWarps,
+                            sizeof(DemoteShared<kDim, Rotation>), overlaps, stream);
 }
 
 // Keys, with feedback.
-template <int kDim, bool kTilted>
+template <int kDim, bool kTilted, bool kWarpgroups>
 int LaunchDemoteAware(const DemotePagesParams& params,
                       uint32_t num_multiprocessors,
                       CUstream_st* stream) {
+  using Block = DemoteAwareBlock<kDim, kTilted, kWarpgroups>;
   const uint32_t units = (params.num_pages + kAwarePages - 1) / kAwarePages;
-  return LaunchDemoteKernel(DemoteAwareKernel<kDim, kTilted>, params,
+  return LaunchDemoteKernel(DemoteAwareKernel<Block>, params,
                             {units, params.num_heads, PageParts::kKeys},
-                            num_multiprocessors * kDemoteAwareBlocks<kDim, kTilted>,
-                            32 * kAwareWarps, sizeof(DemoteAwareShared<kDim>), stream);
+                            num_multiprocessors * Block::kBlocks, 64 * Block::kGroups,
+                            Block::kThreads, sizeof(typename Block::Shared), false, stream);
+}
+
+template <int kDim, bool kTilted>
+int LaunchDemoteAware(const DemotePagesParams& params,
+                      bool has_warpgroups,
+                      uint32_t num_multiprocessors,
+                      CUstream_st* stream) {
+  if constexpr (kDim <= 128) {
+    if (has_warpgroups) {
+      return LaunchDemoteAware<kDim, kTilted, true>(params, num_multiprocessors, stream);
+    }
+  }
+  return LaunchDemoteAware<kDim, kTilted, false>(params, num_multiprocessors, stream);
 }
 
 template <int kDim>
@@ -68,9 +90,10 @@ int LaunchDemote(const DemotePagesParams& params,
                  CUstream_st* stream) {
   auto parts = PageParts::kKeysAndValues;
   if (params.heads.is_aware) {
-    const int error = params.heads.is_tilted
-                          ? LaunchDemoteAware<kDim, true>(params, num_multiprocessors, stream)
-                          : LaunchDemoteAware<kDim, false>(params, num_multiprocessors, stream);
+    const int error =
+        params.heads.is_tilted
+            ? LaunchDemoteAware<kDim, true>(params, has_warpgroups, num_multiprocessors, stream)
+            : LaunchDemoteAware<kDim, false>(params, has_warpgroups, num_multiprocessors, stream);
     if (error != cudaSuccess) {
       return error;
     }
@@ -78,11 +101,12 @@ int LaunchDemote(const DemotePagesParams& params,
   }
   if constexpr (kDim <= 128) {
     if (has_warpgroups) {
-      return LaunchDemoteNearest<kDim, RotateByWarpgroup<kDim>>(params, parts, num_multiprocessors,
-                                                                stream);
+      return LaunchDemoteNearest<kDim, RotateByWarpgroup<kDim>>(
+          params, parts, parts == PageParts::kValues, num_multiprocessors, stream);
     }
   }
-  return LaunchDemoteNearest<kDim, RotateByWarps<kDim>>(params, parts, num_multiprocessors, stream);
+  return LaunchDemoteNearest<kDim, RotateByWarps<kDim>>(params, parts, false, num_multiprocessors,
+                                                        stream);
 }
 
 }  // namespace crumb::gpu
