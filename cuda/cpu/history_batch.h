@@ -32,6 +32,14 @@ struct alignas(64) HistoryPage {  // NOLINT(cppcoreguidelines-pro-type-member-in
   typename Simd::Float highest[kChunkRows];    // Of the scores; lanes still to be combined.
 };
 
+// Some rows of a chunk.
+struct HistoryRows {
+  size_t count;
+  size_t rows[kChunkRows];
+};
+inline constexpr HistoryRows kFirstRows[kChunkRows + 1] = {
+    {0, {0, 1, 2, 3}}, {1, {0, 1, 2, 3}}, {2, {0, 1, 2, 3}}, {3, {0, 1, 2, 3}}, {4, {0, 1, 2, 3}}};
+
 // Pages of a batch whose digits of p mean the same: all of them where no row is fine, else one.
 struct HistoryGroup {                              // NOLINT(cppcoreguidelines-pro-type-member-init)
   alignas(64) float bases[ChunkState::kMaxLanes];  // Highest score of each row; p is 1 there.
@@ -42,8 +50,8 @@ struct HistoryGroup {                              // NOLINT(cppcoreguidelines-p
   float max_key_scale;
   float max_value_scale;
   float max_value_min;
-  bool any_fine;
-  bool fine[kChunkRows];  // Rows that need two digits.
+  HistoryRows fine_rows;  // They need two digits.
+  bool fine[kChunkRows];  // Whether a row is one of them.
 };
 
 // One batch against one chunk.

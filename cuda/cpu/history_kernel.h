@@ -168,16 +168,8 @@ class HistoryKernel {
   // Scores from the high digit of q.
   static void Score(Batch& batch) {
     Products::WithStepsAtOnce(batch.key_dim, [&](auto steps) {
-      switch (batch.num_rows) {
-        case 1:
-          return ScoreRows<1, steps>(batch);
-        case 2:
-          return ScoreRows<2, steps>(batch);
-        case 3:
-          return ScoreRows<3, steps>(batch);
-        default:
-          return ScoreRows<kChunkRows, steps>(batch);
-      }
+      Products::WithCount(kFirstRows[batch.num_rows],
+                          [&](auto rows) { ScoreRows<rows, steps>(batch); });
     });
   }
 
@@ -193,7 +185,8 @@ class HistoryKernel {
         highest[row] = Simd::Set(row < kRows ? -__builtin_inff() : 0);
       }
       Products::template MultiplyKeys<kRows, kSteps>(
-          batch, page, batch.queries->digits[0], [&](size_t row, size_t at, Int products) {
+          {batch, page, batch.queries->digits[0], kFirstRows[kRows]},
+          [&](size_t row, size_t at, Int products) {
             const Float offset =
                 Simd::Mul(Simd::Set(query_sums[row]), Simd::Load(page.key_min + at));
             const Float score =
@@ -208,26 +201,37 @@ class HistoryKernel {
     }
   }
 
-  // Adds the low digit of q to a row's scores.
-  static void RefineRow(size_t row, const Batch& batch, Page& page) {
-    Products::WithStepsAtOnce(batch.key_dim,
-                              [&](auto steps) { RefineRow<steps>(row, batch, page); });
+  // Adds the low digit of q to the scores of some rows.
+  static void Refine(const HistoryRows& rows, const Batch& batch, Page& page) {
+    Products::WithStepsAtOnce(batch.key_dim, [&](auto steps) {
+      Products::WithCount(rows, [&](auto count) { RefineRows<count, steps>(rows, batch, page); });
+    });
   }
 
-  template <size_t kSteps>
-  static void RefineRow(size_t row, const Batch& batch, Page& page) {
-    const Float query_sum = Simd::Set(batch.queries->sums[1][row] / 256);
-    Float highest = Simd::Set(-__builtin_inff());
-    Products::template MultiplyKeys<1, kSteps>(
-        batch, page, batch.queries->digits[1] + row, [&](size_t /*row*/, size_t at, Int products) {
+  template <size_t kRows, size_t kSteps>
+  __attribute__((noinline)) static void RefineRows(const HistoryRows& rows,
+                                                   const Batch& batch,
+                                                   Page& page) {
+    Float highest[kRows];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRows; ++i) {
+      highest[i] = Simd::Set(-__builtin_inff());
+    }
+    Products::template MultiplyKeys<kRows, kSteps>(
+        {batch, page, batch.queries->digits[1], rows}, [&](size_t i, size_t at, Int products) {
+          float* scores = page.scores[rows.rows[i]] + at;
+          const Float query_sum = Simd::Set(batch.queries->sums[1][rows.rows[i]] / 256);
           const Float product = Simd::Mul(Simd::ToFloat(products), Simd::Set(1.0f / 256));
-          const Float offset = Simd::MulAdd(query_sum, Simd::Load(page.key_min + at),
-                                            Simd::Load(page.scores[row] + at));
+          const Float offset =
+              Simd::MulAdd(query_sum, Simd::Load(page.key_min + at), Simd::Load(scores));
           const Float score = Simd::MulAdd(product, Simd::Load(page.key_scale + at), offset);
-          Simd::Store(score, page.scores[row] + at);
-          highest = Simd::Max(highest, score);
+          Simd::Store(score, scores);
+          highest[i] = Simd::Max(highest[i], score);
         });
-    page.highest[row] = highest;
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRows; ++i) {
+      page.highest[rows.rows[i]] = highest[i];
+    }
   }
 
   // ---- What pages are worth.
@@ -250,7 +254,7 @@ class HistoryKernel {
     MakeRoom(highest, batch);
     batch.num_groups = 1;
     PlaceGroup(highest, batch, all);
-    if (all.any_fine) {
+    if (all.fine_rows.count > 0) {
       PlaceEachPage(batch);
     }
   }
@@ -270,12 +274,8 @@ class HistoryKernel {
       group.max_value_scale = page.max_value_scale;
       group.max_value_min = page.max_value_min;
       PlaceGroup(HighestOfEach(batch, page), batch, group);
-      for (size_t row = 0; group.any_fine && row < batch.num_rows; ++row) {
-        if (group.fine[row]) {
-          RefineRow(row, batch, page);
-        }
-      }
-      if (group.any_fine) {
+      if (group.fine_rows.count > 0) {
+        Refine(group.fine_rows, batch, page);
         SetWorth(HighestOfEach(batch, page), batch, group);
       }
     }
@@ -329,14 +329,16 @@ class HistoryKernel {
     alignas(64) float sums[ChunkState::kMaxLanes];  // At the beginning 0, without a guess.
     const Float expected = Simd::Exp2(Simd::Sub(Simd::Load(state.expected), Simd::Load(state.max)));
     Simd::Store(Simd::Max(expected, Simd::Load(state.sum)), sums);
-    group.any_fine = false;
+    group.fine_rows.count = 0;
     for (size_t row = 0; row < batch.num_rows; ++row) {
       const float error = batch.queries->errors[row] * group.max_key_scale;
       const float growth = group.growth[row];
       const bool coarse =
           growth < kFineShare * sums[row] && growth * error < kFineError * sums[row];
       group.fine[row] = !coarse;  // A NaN is fine.
-      group.any_fine |= group.fine[row];
+      if (group.fine[row]) {
+        group.fine_rows.rows[group.fine_rows.count++] = row;
+      }
     }
   }
 
@@ -355,25 +357,20 @@ class HistoryKernel {
     Simd::Store(Simd::MulAdd(Simd::SumOfEach(sums.p), growth, Simd::Load(state.sum)), state.sum);
     Simd::Store(Simd::MulAdd(Simd::SumOfEach(sums.offset), growth, Simd::Load(state.offset)),
                 state.offset);
-    switch (batch.num_rows) {
-      case 1:
-        Products::template MultiplyValues<1>(batch, group, 0, 0);
-        break;
-      case 2:
-        Products::template MultiplyValues<2>(batch, group, 0, 0);
-        break;
-      case 3:
-        Products::template MultiplyValues<3>(batch, group, 0, 0);
-        break;
-      default:
-        Products::template MultiplyValues<kChunkRows>(batch, group, 0, 0);
-        break;
+    MultiplyValues<true>(batch, group, 0, kFirstRows[batch.num_rows]);
+    if (group.fine_rows.count > 0) {
+      MultiplyValues<false>(batch, group, 1, group.fine_rows);
     }
-    for (size_t row = 0; group.any_fine && row < batch.num_rows; ++row) {
-      if (group.fine[row]) {
-        Products::template MultiplyValues<1>(batch, group, 1, row);
-      }
-    }
+  }
+
+  template <bool kAreFirst>
+  static void MultiplyValues(const Batch& batch,
+                             const HistoryGroup& group,
+                             size_t digit,
+                             const HistoryRows& rows) {
+    Products::WithCount(rows, [&](auto count) {
+      Products::template MultiplyValues<count, kAreFirst>(batch, group, digit, rows);
+    });
   }
 };
 

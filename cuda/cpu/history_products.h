@@ -48,13 +48,33 @@ class HistoryProducts {
     }
   }
 
-  // Products of `digits` (of the first of kRows rows) with a page's key codes. Calls
-  // take(row, position, sums) for each row and vector of tokens.
+  // Calls f(constant) with rows.count, at least 1.
+  template <typename F>
+  static void WithCount(const HistoryRows& rows, F f) {
+    switch (rows.count) {
+      case 1:
+        return f(std::integral_constant<size_t, 1>());
+      case 2:
+        return f(std::integral_constant<size_t, 2>());
+      case 3:
+        return f(std::integral_constant<size_t, 3>());
+      default:
+        return f(std::integral_constant<size_t, kChunkRows>());
+    }
+  }
+
+  // A page's keys and the digits of some rows' queries.
+  struct Keys {
+    const Batch& batch;
+    const Page& page;
+    const int32_t* digits;
+    const HistoryRows& rows;
+  };
+
+  // Products of the first kRows rows' digits with the key codes. Calls take(i, position, sums) for
+  // the i-th of the rows and each vector of tokens.
   template <size_t kRows, size_t kSteps, typename Take>
-  __attribute__((always_inline)) static void MultiplyKeys(const Batch& batch,
-                                                          const Page& page,
-                                                          const int32_t* digits,
-                                                          Take take) {
+  __attribute__((always_inline)) static void MultiplyKeys(const Keys& keys, Take take) {
     size_t line = 0;
 #pragma GCC unroll 2
     for (size_t g = 0; g < 8; g += kQuarters) {
@@ -63,7 +83,7 @@ class HistoryProducts {
       for (size_t row = 0; row < kRows; ++row) {
         sums[0][row] = sums[1][row] = Simd::ZeroInt();
       }
-      MultiplyKeyTile<kRows, kSteps>(batch, page, digits, g, line, sums);
+      MultiplyKeyTile<kRows, kSteps>(keys, g, line, sums);
 #pragma GCC unroll 4
       for (size_t row = 0; row < kRows; ++row) {
         take(row, 4 * g, sums[0][row]);
@@ -73,25 +93,26 @@ class HistoryProducts {
   }
 
   // outputs[row][output] += units[row] * (digits[row] . codes), summed over pages, for kRows rows
-  // from `row` on and one of their digits; outputs as ChannelOfOutput says.
-  template <size_t kRows>
+  // and one of their digits; outputs as ChannelOfOutput says. kAreFirst: the rows are 0, 1, ...,
+  // which the compiler had better know.
+  template <size_t kRows, bool kAreFirst>
   static void MultiplyValues(const Batch& batch,
                              const HistoryGroup& group,
                              size_t digit,
-                             size_t row) {
+                             const HistoryRows& rows) {
     constexpr size_t kVectors = kLanes / 8;  // Of eight rows of words: 32 channels each.
     const Values values{batch.pages + group.first,
                         group.num_pages,
                         kPageTokens / 4 * batch.key_dim,
                         digit,
-                        row,
-                        group.units[digit] + row,
+                        rows,
+                        group.units[digit],
                         PaddedValueDim(batch.value_dim)};
     for (size_t vector = 0; vector < batch.value_dim / 32; vector += kVectors) {
-      float* out = batch.outputs + row * values.stride + vector / 2 * 64 + vector % 2 * 8;
-      MultiplyValueTile<kRows, 0>(values, vector * 512, out);
+      float* out = batch.outputs + vector / 2 * 64 + vector % 2 * 8;
+      MultiplyValueTile<kRows, 0, kAreFirst>(values, vector * 512, out);
       if constexpr (kPairs == 1) {
-        MultiplyValueTile<kRows, 1>(values, vector * 512, out + 32);
+        MultiplyValueTile<kRows, 1, kAreFirst>(values, vector * 512, out + 32);
       }
     }
   }
@@ -102,7 +123,7 @@ class HistoryProducts {
     size_t num_pages;
     size_t offset;  // Of the value codes in a block.
     size_t digit;
-    size_t row;
+    const HistoryRows& rows;
     const float* units;
     size_t stride;  // Of a row's outputs.
   };
@@ -110,32 +131,30 @@ class HistoryProducts {
   // kLanes tokens of each row half, from `g` on. Fetches a line for each one that it reads,
   // and one of metadata a quarter of the channels.
   template <size_t kRows, size_t kSteps>
-  __attribute__((always_inline)) static void MultiplyKeyTile(const Batch& batch,
-                                                             const Page& page,
-                                                             const int32_t* digits,
+  __attribute__((always_inline)) static void MultiplyKeyTile(const Keys& keys,
                                                              size_t g,
                                                              size_t& line,
                                                              Int (&sums)[2][kRows]) {
-    const size_t num_steps = batch.key_dim / 32;
-    const size_t meta = Fetch::MetaOffset(batch.key_dim, batch.value_dim);
+    const size_t num_steps = keys.batch.key_dim / 32;
+    const size_t meta = Fetch::MetaOffset(keys.batch.key_dim, keys.batch.value_dim);
     for (size_t step = 0; step < num_steps; step += kSteps) {
       for (size_t t = 0; t < 4; ++t) {
-        Fetch::Ahead(page, meta + line / kSteps % Fetch::kMetaBytes);
+        Fetch::Ahead(keys.page, meta + line / kSteps % Fetch::kMetaBytes);
         Int words[kSteps];
-        LoadKeyWords(num_steps, page.block, step, g, t, words);
+        LoadKeyWords(num_steps, keys.page.block, step, g, t, words);
 #pragma GCC unroll 4
         for (size_t i = 0; i < kSteps; ++i) {
           if (i % (16 / kLanes) == 0) {
-            Fetch::Ahead(page, line);
+            Fetch::Ahead(keys.page, line);
             line += 64;
           }
           Int codes[2][2];
           Unpack(words[i], codes);
-          const int32_t* q = digits + ((step + i) * 4 + t) * 2 * kChunkRows;
+          const int32_t* q = keys.digits + ((step + i) * 4 + t) * 2 * kChunkRows;
 #pragma GCC unroll 4
           for (size_t row = 0; row < kRows; ++row) {
-            const Int first = Simd::SetInt(q[row]);
-            const Int second = Simd::SetInt(q[kChunkRows + row]);
+            const Int first = Simd::SetInt(q[keys.rows.rows[row]]);
+            const Int second = Simd::SetInt(q[kChunkRows + keys.rows.rows[row]]);
             sums[0][row] = Simd::Dot(sums[0][row], codes[0][0], first, codes[1][0], second);
             sums[1][row] = Simd::Dot(sums[1][row], codes[0][1], first, codes[1][1], second);
           }
@@ -171,8 +190,9 @@ class HistoryProducts {
   // The channels of word pairs (channel tile's lowest bit) [kFirst, kFirst + kPairs) of kLanes rows
   // of words, `at` bytes into the value codes. The last tile of an odd number of vectors reads on
   // into the metadata, whose 512 bytes are one more vector; nobody takes those outputs.
-  template <size_t kRows, size_t kFirst>
+  template <size_t kRows, size_t kFirst, bool kAreFirst>
   static void MultiplyValueTile(const Values& values, size_t at, float* out) {
+    const HistoryRows& rows = kAreFirst ? kFirstRows[kRows] : values.rows;
     Int sums[kPairs][2][kRows];
 #pragma GCC unroll 2
     for (size_t pair = 0; pair < kPairs; ++pair) {
@@ -183,12 +203,16 @@ class HistoryProducts {
     }
     for (size_t i = 0; i < values.num_pages; ++i) {
       const Page& page = values.pages[i];
-      const std::byte* rows = page.block + values.offset + at;
+      const std::byte* codes = page.block + values.offset + at;
       const size_t line = values.offset + at + kFirst * 256;
-      const uint8_t(*digits)[kPageTokens] = page.digits[values.digit] + values.row;
+      const uint8_t* digits[kRows];
+#pragma GCC unroll 4
+      for (size_t row = 0; row < kRows; ++row) {
+        digits[row] = page.digits[values.digit][rows.rows[row]];
+      }
       for (size_t t = 0; t < 4; ++t) {
         Int words[4];  // [pair][kk]
-        Simd::GatherQuads(rows + 16 * t, 256, 64, words);
+        Simd::GatherQuads(codes + 16 * t, 256, 64, words);
 #pragma GCC unroll 2
         for (size_t kk = 0; kk < 2; ++kk) {
           if (kk < kPairs) {  // As many lines as are read.
@@ -205,9 +229,9 @@ class HistoryProducts {
     for (size_t pair = 0; pair < kPairs; ++pair) {
 #pragma GCC unroll 4
       for (size_t row = 0; row < kRows; ++row) {
-        float* to = out + row * values.stride + pair * 32;
-        const Float unit = Simd::Set(values.units[row]);
-        const Float quarter = Simd::Set(values.units[row] * 0.25f);
+        float* to = out + rows.rows[row] * values.stride + pair * 32;
+        const Float unit = Simd::Set(values.units[rows.rows[row]]);
+        const Float quarter = Simd::Set(values.units[rows.rows[row]] * 0.25f);
         AddScaled(sums[pair][0][row], unit, to);
         AddScaled(sums[pair][1][row], quarter, to + 16);
       }
@@ -220,7 +244,7 @@ class HistoryProducts {
   __attribute__((always_inline)) static void MultiplyValueWords(
       Int word0,
       Int word1,
-      const uint8_t (*digits)[kPageTokens],
+      const uint8_t* const (&digits)[kRows],
       size_t at,
       Int (&sums)[kPairs][2][kRows]) {
     Int codes[kPairs][2][2];

@@ -53,7 +53,7 @@ class HistoryWeights {
   static void Make(const HistoryGroup& group, Batch& batch, Sums& sums) {
     if constexpr (Simd::kHasShorts) {
       HistoryShortWeights<Simd>::Make(group, batch, sums.p, sums.offset);
-      if (!group.any_fine) {
+      if (group.fine_rows.count == 0) {
         return;
       }
     }
