@@ -38,8 +38,7 @@ void Print(const char* op, const char* shape, double ms, double bytes, double co
 }
 
 void TimeDemotion(double copy) {
-  for (const CodecId codec :
-       {CodecId::kOscarInt2, CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
+  for (const CodecId codec : kCodecs) {
     const CodecPages pages(kModel, codec, kTokens / kPageTokens);
     for (const bool rotated : {false, true}) {
       DemotePagesParams params = pages.Demotion();
@@ -50,7 +49,7 @@ void TimeDemotion(double copy) {
       const std::string what = std::string(CodecName(codec)) + " 36 layers x 8192 tokens";
       Print(rotated ? "demote_rotated" : "demote", what.c_str(), ms,
             pages.Bf16Bytes() + pages.Int2Bytes(), copy, rotated ? 0.6 : 0.5);
-      if (codec != CodecId::kOscarInt2 && !rotated) {
+      if (HasFeedback(codec) && !rotated) {
         // At 600 TFLOP/s, three quarters of the matrix rate measured on an H200.
         const double prefill_ms = kPrefillFlops / 600e12 * 1e3;
         std::printf(

@@ -51,10 +51,11 @@ struct HeadNumbers {
     parameters.codec = codec;
     parameters.key_rotation = parameters.value_rotation = rotation.data();
     parameters.key_mean = mean.data();
-    parameters.key_feedback = codec == CodecId::kOscarInt2 ? nullptr : feedback.data();
+    parameters.key_feedback = HasFeedback(codec) ? feedback.data() : nullptr;
     parameters.query_mean = mean.data();
     parameters.key_clip = 0.96f;
     parameters.value_clip = 0.92f;
+    parameters.values_by_deviation = codec == CodecId::kOscarInt2Lm;
   }
   std::vector<float> rotation;
   std::vector<float> feedback;

@@ -31,9 +31,8 @@ absl::Status CheckOptions(const GpuPagePool::Options& options) {
   if (!HasDemotionKernels(*options.profile)) {
     return absl::UnimplementedError(absl::StrCat(
         "GpuPagePool::Options::profile, of ", std::string(CodecName(options.profile->codec())),
-        ", has rows that are rounded by their mean and deviation, for which the GPU has no kernel: "
-        "use a Sequence of the CPU, or fit a profile of oscar-int2-tilted with --value-levels "
-        "range"));
+        ", has key_ranges of its own, where the GPU cuts ranges as its kernels have it: use a "
+        "Sequence of the CPU, or fit the profile with --key-ranges codec"));
   }
   if (options.int2_pages == 0 || options.bf16_pages == 0) {
     return BadOption(options.int2_pages == 0 ? "int2_pages" : "bf16_pages", "0",

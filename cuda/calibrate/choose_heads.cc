@@ -35,7 +35,10 @@ struct NamedValues {
 // The default first, then what changes one thing of it.
 std::vector<NamedKeys> KeyRecipes(const FitOptions& options, bool choose) {
   const KeyRecipe base{
-      .rotation = options.key_rotation, .shift = options.shift_keys, .damping = options.damping};
+      .rotation = options.key_rotation,
+      .shift = options.shift_keys,
+      .damping = options.damping,
+      .ranges = options.key_ranges == KeyRangeSet::kNarrow ? kNarrowKeyRanges : crumb::kKeyRanges};
   std::vector<NamedKeys> recipes = {{"default", base}};
   const auto add = [&](const char* name, auto change) {
     KeyRecipe recipe = base;
@@ -55,6 +58,10 @@ std::vector<NamedKeys> KeyRecipes(const FitOptions& options, bool choose) {
   }
   add("no feedback", [](KeyRecipe* r) { r->feedback = false; });
   add("ten times the damping", [](KeyRecipe* r) { r->damping = std::min(1.0, 10 * r->damping); });
+  if (options.key_ranges == KeyRangeSet::kChosen) {
+    add("narrow ranges", [](KeyRecipe* r) { r->ranges = kNarrowKeyRanges; });
+    add("wide ranges", [](KeyRecipe* r) { r->ranges = kWideKeyRanges; });
+  }
   return recipes;
 }
 
@@ -187,7 +194,8 @@ HeadParameters LayerChooser::Parameters(const FittedKeys& keys,
           .query_mean = keys.query_mean.data(),
           .key_clip = 0,
           .value_clip = values.clip,
-          .values_by_deviation = values.by_deviation};
+          .values_by_deviation = values.by_deviation,
+          .key_ranges = keys.ranges};
 }
 
 absl::Status LayerChooser::FitHead(uint32_t head, FittedHead* fitted, HeadChoice* choice) const {

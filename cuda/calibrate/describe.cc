@@ -53,29 +53,45 @@ std::string ClipText(const Profile& profile, HeadTest test, float HeadParameters
 
 constexpr char kByDeviation[] = "by each row's mean and deviation";
 
+// How many heads pass the test.
+size_t CountHeads(const Profile& profile, HeadTest test) {
+  const Geometry& geometry = profile.geometry();
+  size_t count = 0;
+  for (uint32_t layer = 0; layer < geometry.num_layers; ++layer) {
+    for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
+      count += test(profile.head(layer, head)) ? size_t{1} : size_t{0};
+    }
+  }
+  return count;
+}
+
 std::string KeyLevelsText(const Profile& profile) {
-  return HasFeedback(profile.codec())
-             ? "range searched for each row"
-             : absl::StrCat(profile.codec() == CodecId::kOscarInt2Lm ? kByDeviation : "range",
-                            ", clip ", ClipText(profile, IsAny, &HeadParameters::key_clip));
+  if (profile.codec() == CodecId::kOscarInt2Lm) {
+    return kByDeviation;
+  }
+  if (!HasFeedback(profile.codec())) {
+    return absl::StrCat("range, clip ", ClipText(profile, IsAny, &HeadParameters::key_clip));
+  }
+  const size_t others =
+      CountHeads(profile, [](const HeadParameters& head) { return head.key_ranges != kKeyRanges; });
+  return others == 0 ? "range searched for each row"
+                     : absl::StrCat(
+                           "range searched for each row, among other ones than the "
+                           "codec's in ",
+                           others, " of ", profile.geometry().NumHeadBlocks(), " heads");
 }
 
 std::string ValueLevelsText(const Profile& profile) {
-  const Geometry& geometry = profile.geometry();
-  size_t by_deviation = 0;
-  for (size_t block = 0; block < geometry.NumHeadBlocks(); ++block) {
-    const HeadParameters& head = profile.head(static_cast<uint32_t>(block / geometry.num_kv_heads),
-                                              static_cast<uint32_t>(block % geometry.num_kv_heads));
-    by_deviation += head.values_by_deviation ? size_t{1} : size_t{0};
+  const size_t heads = profile.geometry().NumHeadBlocks();
+  const size_t ranges = CountHeads(profile, HasValueRange);
+  if (ranges == 0) {
+    return kByDeviation;
   }
-  if (by_deviation == geometry.NumHeadBlocks()) {
-    return absl::StrCat(kByDeviation, ", clip ",
-                        ClipText(profile, IsAny, &HeadParameters::value_clip));
-  }
-  return absl::StrCat("range, clip ", ClipText(profile, HasValueRange, &HeadParameters::value_clip),
-                      by_deviation == 0 ? ""
-                                        : absl::StrCat("; ", kByDeviation, " in ", by_deviation,
-                                                       " of ", geometry.NumHeadBlocks(), " heads"));
+  const std::string text =
+      absl::StrCat("range, clip ", ClipText(profile, HasValueRange, &HeadParameters::value_clip));
+  return ranges == heads ? text
+                         : absl::StrCat(text, "; ", kByDeviation, " in ", heads - ranges, " of ",
+                                        heads, " heads");
 }
 
 // What a query is rotated by, so that it meets its keys.
@@ -155,6 +171,13 @@ void SpectrumRow(std::ostream& out,
   Row(out, name,
       absl::StrCat("largest direction ", Spread(largest, " %"), ", 90 % in ", Spread(counts, ""),
                    " of ", dim));
+}
+
+void SpectraRows(const Statistics& statistics, std::ostream& out) {
+  out << "spectra, the median head (the least to the most):\n";
+  SpectrumRow(out, "  queries", statistics.query_moment, statistics.geometry.key_dim);
+  SpectrumRow(out, "  keys", statistics.key_moment, statistics.geometry.key_dim);
+  SpectrumRow(out, "  values", statistics.value_covariance, statistics.geometry.value_dim);
 }
 
 // Over all heads: how far a channel is from the mean, at worst.
@@ -252,10 +275,7 @@ void Describe(const Statistics& statistics, std::ostream& out) {
       rows.empty() ? "none"
                    : absl::StrCat(rows.key_tokens.size(), " keys with values, ",
                                   rows.query_tokens.size(), " queries a KV head"));
-  out << "spectra, the median head (the least to the most):\n";
-  SpectrumRow(out, "  queries", statistics.query_moment, statistics.geometry.key_dim);
-  SpectrumRow(out, "  keys", statistics.key_moment, statistics.geometry.key_dim);
-  SpectrumRow(out, "  values", statistics.value_covariance, statistics.geometry.value_dim);
+  SpectraRows(statistics, out);
 }
 
 absl::Status DescribeDiagonals(const Profile& profile,
@@ -271,6 +291,7 @@ absl::Status DescribeDiagonals(const Profile& profile,
               geometry.key_dim);
   DiagonalRow(out, "value channels", profile, statistics.value_covariance, ValueRotation,
               geometry.value_dim);
+  SpectraRows(statistics, out);
   return absl::OkStatus();
 }
 

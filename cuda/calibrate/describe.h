@@ -17,7 +17,8 @@ void Describe(const Profile& profile, std::ostream& out);
 // Geometry, counts, and the spectra of queries, keys and values over all heads.
 void Describe(const Statistics& statistics, std::ostream& out);
 
-// How equal the channels are that these rotations make of these statistics. INVALID_ARGUMENT:
+// How equal the channels are that these rotations make of these statistics, and their spectra.
+// INVALID_ARGUMENT:
 // statistics of another geometry; nothing is printed then.
 absl::Status DescribeDiagonals(const Profile& profile,
                                const Statistics& statistics,

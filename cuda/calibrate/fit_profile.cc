@@ -50,6 +50,12 @@ absl::Status CheckOptions(const Geometry& geometry, const FitOptions& options) {
         "oscar-int2-tilted scales the keys of each KV head by their own scatter, so heads "
         "cannot share a key rotation; ask for per-head or hadamard");
   }
+  if (options.key_ranges == KeyRangeSet::kChosen &&
+      (options.codec != CodecId::kOscarInt2Tilted || !options.choose)) {
+    return Refuse(
+        "key_ranges are to be chosen, which is a part of the choice of recipes under "
+        "oscar-int2-tilted; ask for that, or for ranges by name");
+  }
   for (const auto& [name, margin] :
        {std::pair("key_choice_margin", options.key_choice_margin),
         std::pair("value_choice_margin", options.value_choice_margin)}) {
@@ -164,6 +170,7 @@ absl::Status AddTilted(const Statistics& statistics,
   CRUMB_ASSIGN_OR_RETURN(const calibrate::ChosenHeads chosen,
                          calibrate::ChooseHeads(statistics, options));
   ProfileParts& parts = fitted->parts;
+  bool has_own_ranges = false;
   for (size_t block = 0; block < chosen.heads.size(); ++block) {
     const calibrate::FittedHead& head = chosen.heads[block];
     for (const std::string& warning : head.keys.warnings) {
@@ -182,6 +189,12 @@ absl::Status AddTilted(const Statistics& statistics,
     }
     parts.value_clip.push_back(head.value_clip);
     parts.value_levels.push_back(head.values_by_deviation ? 1.0F : 0.0F);
+    has_own_ranges |= head.keys.ranges != kKeyRanges;
+    parts.key_ranges.insert(parts.key_ranges.end(), head.keys.ranges.begin(),
+                            head.keys.ranges.end());
+  }
+  if (!has_own_ranges) {
+    parts.key_ranges.clear();
   }
   if (std::ranges::all_of(parts.value_levels, [](float levels) { return levels == 0; })) {
     parts.value_levels.clear();  // As a profile without a choice has it.
@@ -228,6 +241,12 @@ absl::StatusOr<FittedProfile> FitProfile(const Statistics& statistics, const Fit
     parts.key_mean = calibrate::ToFloat(statistics.key_mean);
   }
   if (has_feedback) {
+    if (trusted.key_ranges == KeyRangeSet::kNarrow) {
+      for (size_t block = 0; block < geometry.NumHeadBlocks(); ++block) {
+        parts.key_ranges.insert(parts.key_ranges.end(), kNarrowKeyRanges.begin(),
+                                kNarrowKeyRanges.end());
+      }
+    }
     CRUMB_RETURN_IF_ERROR(AddFeedback(statistics, trusted.damping, &fitted));
   }
   return fitted;

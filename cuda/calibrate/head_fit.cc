@@ -77,6 +77,7 @@ absl::StatusOr<FittedKeys> FitKeys(const Statistics& statistics,
   const size_t dim = statistics.geometry.key_dim;
   const auto moment = BlockOf(statistics.query_moment, block, dim * dim);
   FittedKeys keys;
+  keys.ranges = recipe.ranges;
   DoubleMatrix scatter = ScatterOf(statistics, block, recipe.shift);
   const bool is_flat = !(Trace(scatter, dim) > 0);
   if (is_flat) {

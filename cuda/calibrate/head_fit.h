@@ -4,6 +4,7 @@
 // Thread-safe.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -41,6 +42,7 @@ struct KeyRecipe {
   bool shift = true;     // By their mean.
   bool feedback = true;  // Else every error counts alike, but for those along a row's readers.
   double damping = 0.01;
+  std::array<float, 3> ranges = kKeyRanges;
 };
 
 struct FittedKeys {
@@ -50,6 +52,7 @@ struct FittedKeys {
   FloatMatrix metric;
   std::vector<float> mean;
   std::vector<float> query_mean;
+  std::array<float, 3> ranges = kKeyRanges;
   std::vector<std::string> warnings;  // Without the head's name.
 };
 

@@ -143,6 +143,15 @@ CLI::App* AddFit(CLI::App* app, Arguments* arguments) {
   AddChoice<RotationKind>(fit, "--value-rotation", "That of values alone", kinds,
                           [&options](RotationKind kind) { options.value_rotation = kind; });
   AddValueLevels(fit, &options.value_levels);
+  AddChoice<KeyRangeSet>(
+      fit, "--key-ranges",
+      "Ranges that each key tries under codecs with feedback: codec (default, clip 0.98, 0.95, "
+      "0.90), narrow (0.96, 0.92, 0.86) or chosen (head by head, as other recipes); other pages "
+      "than the codec's are demoted on the CPU alone",
+      {{"codec", KeyRangeSet::kCodec},
+       {"narrow", KeyRangeSet::kNarrow},
+       {"chosen", KeyRangeSet::kChosen}},
+      [&options](KeyRangeSet set) { options.key_ranges = set; });
   fit->add_option("--key-clip", options.key_clip,
                   "Share of a key's channels within its range; 0 is off; oscar-int2 only")
       ->capture_default_str();

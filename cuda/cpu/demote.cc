@@ -110,6 +110,7 @@ class Demoter {
                                        .clip = head.key_clip,
                                        .by_deviation = head.codec == CodecId::kOscarInt2Lm,
                                        .feedback = aware ? head.key_feedback : nullptr,
+                                       .ranges = head.key_ranges.data(),
                                        .metric = tilted ? head.key_metric : nullptr,
                                        .query_mean = tilted ? head.query_mean : nullptr},
                                       block.data() + format.key_meta_offset());

@@ -27,6 +27,7 @@ struct DemoteArgs {
   float clip = 0;                   // Without feedback: clip ratio, <= 0 for none.
   bool by_deviation = false;        // Without feedback: see deviation_kernel.h; else to nearest.
   const float* feedback = nullptr;  // [dim, dim] upper triangular; null: none.
+  const float* ranges = nullptr;    // With feedback: [kNumRanges - 1] clip ratios, above 0.
   // With feedback, for a refit (see refit_kernel.h); null for none.
   const float* metric = nullptr;      // [dim, dim] symmetric.
   const float* query_mean = nullptr;  // [dim]
@@ -202,27 +203,22 @@ class DemoteKernel {
     Simd::StoreHalf(levels.min, args.minima + token);
   }
 
-  static Float ClipThreshold(const DemoteArgs& args) {
+  static void RoundByDeviation(const DemoteArgs& args, size_t token) {
+    const auto levels =
+        DeviationKernel<Simd>::Round(args.dim, Rows(args), args.codes + token, kPageTokens);
+    StoreLevels(args, token, {levels.scale, levels.min});
+  }
+
+  static void RoundToNearest(const DemoteArgs& args, size_t token) {
     Float threshold[1] = {Simd::Set(__builtin_inff())};
     if (args.clip > 0) {
       const size_t rank[1] = {RankFromTop(args.clip, args.dim)};
       FindThresholds(args, rank, threshold);
     }
-    return threshold[0];
-  }
-
-  static void RoundByDeviation(const DemoteArgs& args, size_t token) {
-    const auto levels = DeviationKernel<Simd>::Round(args.dim, ClipThreshold(args), Rows(args),
-                                                     args.codes + token, kPageTokens);
-    StoreLevels(args, token, {levels.scale, levels.min});
-  }
-
-  static void RoundToNearest(const DemoteArgs& args, size_t token) {
-    const Float threshold = ClipThreshold(args);
-    const Levels levels = MakeLevels(FindRange(args), threshold);
-    const Float low = Negate(threshold);
+    const Levels levels = MakeLevels(FindRange(args), threshold[0]);
+    const Float low = Negate(threshold[0]);
     for (size_t channel = 0; channel < args.dim; ++channel) {
-      const Float x = Clamp(Simd::Load(Rows(args) + channel * kLanes), low, threshold);
+      const Float x = Clamp(Simd::Load(Rows(args) + channel * kLanes), low, threshold[0]);
       Simd::StoreBytes(Simd::Truncate(CodeOf(x, levels)),
                        args.codes + channel * kPageTokens + token);
     }
@@ -231,8 +227,9 @@ class DemoteKernel {
 
   static void RoundWithFeedback(const DemoteArgs& args, size_t token) {
     Float cuts[3];
-    const size_t ranks[3] = {RankFromTop(0.98f, args.dim), RankFromTop(0.95f, args.dim),
-                             RankFromTop(0.90f, args.dim)};
+    const size_t ranks[3] = {RankFromTop(args.ranges[0], args.dim),
+                             RankFromTop(args.ranges[1], args.dim),
+                             RankFromTop(args.ranges[2], args.dim)};
     FindThresholds(args, ranks, cuts);
     const Range range = FindRange(args);
     Levels levels[kNumRanges];

@@ -21,14 +21,13 @@ class DeviationKernel {
   };
 
   // kLanes rows `rows` [dim][kLanes], dim a multiple of 8, of which their means are taken; codes of
-  // a channel go to codes + channel * code_stride. Rows are cut at `threshold`.
-  static Levels Round(
-      size_t dim, Float threshold, float* rows, uint8_t* codes, size_t code_stride) {
-    const Float tau = Simd::Min(threshold, Simd::Set(kMostBf16));
-    const Float low = Simd::Sub(Simd::Zero(), tau);
+  // a channel go to codes + channel * code_stride.
+  static Levels Round(size_t dim, float* rows, uint8_t* codes, size_t code_stride) {
+    const Float high = Simd::Set(kMostBf16);
+    const Float low = Simd::Set(-kMostBf16);
     const Float channels = Simd::Set(static_cast<float>(dim));
     const Float sum = SumOver(dim, [&](size_t channel) {
-      const Float x = Simd::Min(Simd::Max(Simd::Load(rows + channel * kLanes), low), tau);
+      const Float x = Simd::Min(Simd::Max(Simd::Load(rows + channel * kLanes), low), high);
       Simd::Store(x, rows + channel * kLanes);
       return x;
     });

@@ -56,6 +56,11 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
                      .head_dim = dim,
                      .is_aware = layout.is_aware,
                      .is_tilted = layout.is_tilted,
+                     .has_deviation = std::ranges::any_of(
+                         heads,
+                         [](const HeadParameters& head) {
+                           return head.codec == CodecId::kOscarInt2Lm || head.values_by_deviation;
+                         }),
                      .is_demoted_on_cpu = !std::ranges::all_of(heads, HasDemotionKernel),
                      .records = profile->memory_};
   return profile;

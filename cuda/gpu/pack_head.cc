@@ -41,8 +41,11 @@ class HeadPacker {
       PackShift(is_value, rotation);
       scalars.digit_unit[is_value ? 1 : 0] =
           PackDigits(is_value, is_value ? rotation : QueryRotation());
+      const bool by_deviation =
+          is_value ? head_.values_by_deviation : head_.codec == CodecId::kOscarInt2Lm;
       scalars.clip_from_top[is_value ? 1 : 0] =
-          ClipFromTop(is_value ? head_.value_clip : head_.key_clip);
+          by_deviation ? HeadScalars::kByDeviation
+                       : ClipFromTop(is_value ? head_.value_clip : head_.key_clip);
     }
     if (layout_.is_aware) {
       PackFeedback(head_, record_, &scalars);

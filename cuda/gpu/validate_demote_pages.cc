@@ -23,9 +23,9 @@ absl::Status ValidateDemotePages(const DemotePagesParams& params) {
   CRUMB_RETURN_IF_ERROR(gpu::CheckHeads(params.heads));
   if (params.heads.is_demoted_on_cpu) {
     return absl::UnimplementedError(
-        "heads.is_demoted_on_cpu: the profile has heads whose rows are rounded by their mean and "
-        "deviation (oscar-int2-lm, or value_levels), for which the GPU has no kernel: demote their "
-        "pages on the CPU by DemotePage");
+        "heads.is_demoted_on_cpu: the profile has key_ranges of its own, where the GPU cuts ranges "
+        "as "
+        "its kernels have it: demote these pages on the CPU by DemotePage");
   }
   CRUMB_RETURN_IF_ERROR(gpu::CheckRange("num_layers", params.first_layer, params.num_layers,
                                         params.heads.num_layers));

@@ -18,6 +18,7 @@
 #include "cuda/kernels/demote_unit.cuh"
 #include "cuda/kernels/page_words.cuh"
 #include "cuda/kernels/rotate_rows.cuh"
+#include "cuda/kernels/round_deviation.cuh"
 
 namespace crumb::gpu {
 
@@ -51,7 +52,9 @@ struct DemoteShared {
   typename Rotation::Shared rotation;
 };
 
-template <int kDim, typename Rotation>
+// kByDeviation: some head is rounded so (round_deviation.cuh); a form of its own, as both need more
+// registers than one.
+template <int kDim, typename Rotation, bool kByDeviation>
 class DemoteBlock {
  public:
   static constexpr int kWarps = Rotation::kWarps;
@@ -123,7 +126,7 @@ class DemoteBlock {
     bool is_bad = false;
     KeyWords<kDim> keys;
     if (kWarps == kRoundingWarps || warp_ < kRoundingWarps) {
-      const NearestRows nearest = FindLevels(rows, clip_from_top_, lane_);
+      const NearestRows nearest = FindRowLevels(rows);
       part.SetMeta(nearest, warp_, lane_);
       if (unit.is_value) {
         part.values.Pack(rows, nearest.bounds, warp_, lane_);
@@ -149,6 +152,15 @@ class DemoteBlock {
     }
   }
 
+  __device__ __forceinline__ NearestRows FindRowLevels(const RowPairs<kDim>& rows) const {
+    if constexpr (kByDeviation) {
+      if (clip_from_top_ == static_cast<int>(HeadScalars::kByDeviation)) {
+        return FindLevelsByDeviation(rows, lane_);
+      }
+    }
+    return FindLevels(rows, clip_from_top_, lane_);
+  }
+
   const DemotePagesParams& params_;
   const UnitLine& line_;
   Shared& shared_;
@@ -158,13 +170,13 @@ class DemoteBlock {
   Rotation rotation_;
 };
 
-template <int kDim, typename Rotation>
+template <int kDim, typename Rotation, bool kByDeviation>
 __global__ __launch_bounds__(32 * Rotation::kWarps, Rotation::kBlocks) void DemoteKernel(
     const __grid_constant__ DemotePagesParams params, const __grid_constant__ UnitLine line) {
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<DemoteShared<kDim, Rotation>*>(memory);
   const uint32_t num_units = line.num_units(params.num_layers);
-  DemoteBlock<kDim, Rotation>(params, line, shared)
+  DemoteBlock<kDim, Rotation, kByDeviation>(params, line, shared)
       .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
   if (line.parts == PageParts::kValues) {
     WaitForEarlierWork();  // The keys' launch: what comes after this one comes after that too.

@@ -51,8 +51,9 @@ int LaunchDemoteNearest(const DemotePagesParams& params,
                         bool overlaps,
                         uint32_t num_multiprocessors,
                         CUstream_st* stream) {
-  return LaunchDemoteKernel(DemoteKernel<kDim, Rotation>, params,
-                            {params.num_pages, params.num_heads, parts},
+  return LaunchDemoteKernel(params.heads.has_deviation ? DemoteKernel<kDim, Rotation, true>
+                                                       : DemoteKernel<kDim, Rotation, false>,
+                            params, {params.num_pages, params.num_heads, parts},
                             num_multiprocessors * Rotation::kBlocks, 32, 32 * Rotation::kWarps,
                             sizeof(DemoteShared<kDim, Rotation>), overlaps, stream);
 }

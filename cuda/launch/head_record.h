@@ -97,8 +97,11 @@ struct HeadRecord {
 
 // What lies at scalars(). Index 0 is K, 1 is V.
 struct HeadScalars {
-  uint32_t clip_from_top[2];  // The clip threshold is the n-th largest magnitude; 0: no clip.
-  float digit_unit[2];        // Of kUnrotateUpper and kUnrotateLower.
+  // The clip threshold is the n-th largest magnitude; 0: no clip; kByDeviation: no range at all,
+  // see round_deviation.cuh.
+  static constexpr uint32_t kByDeviation = 0xffffffff;
+  uint32_t clip_from_top[2];
+  float digit_unit[2];  // Of kUnrotateUpper and kUnrotateLower.
   // With feedback: what the squares of errors times diagonal() are a loss in.
   float loss_unit;
   // Of oscar-int2-tilted: the row of ones times itself in the metric, the sum of the mean query,

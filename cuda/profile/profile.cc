@@ -158,6 +158,12 @@ absl::StatusOr<std::vector<std::byte>> Profile::Serialize(const ProfileParts& pa
   CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kKeyClip, parts.key_clip.size(), layers * heads));
   CRUMB_RETURN_IF_ERROR(
       CheckSize(profile_file::kValueClip, parts.value_clip.size(), layers * heads));
+  CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kKeyRanges, parts.key_ranges.size(),
+                                  layers * heads * kKeyRanges.size(), /*may_be_empty=*/true));
+  if (!parts.key_ranges.empty()) {
+    file.tensors[profile_file::kKeyRanges] =
+        Slice(parts.key_ranges, 0, {layers, heads, kKeyRanges.size()});
+  }
   CRUMB_RETURN_IF_ERROR(CheckSize(profile_file::kValueLevels, parts.value_levels.size(),
                                   layers * heads, /*may_be_empty=*/true));
   if (!parts.value_levels.empty()) {

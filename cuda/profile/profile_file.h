@@ -29,6 +29,7 @@ inline constexpr char kQueryMean[] = "query_mean";
 inline constexpr char kKeyClip[] = "key_clip";
 inline constexpr char kValueClip[] = "value_clip";
 inline constexpr char kValueLevels[] = "value_levels";
+inline constexpr char kKeyRanges[] = "key_ranges";
 
 // "key_rotation.7".
 inline std::string LayerTensor(const char* tensor, uint32_t layer) {

@@ -4,13 +4,12 @@
 #include "cuda/profile/profile_parser.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "cuda/profile/file_metadata.h"
+#include "cuda/profile/matrix_checks.h"
 #include "cuda/profile/profile_file.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
@@ -19,8 +18,7 @@
 namespace crumb {
 namespace {
 
-constexpr size_t kLineFloats = 16;            // Of a cache line.
-constexpr float kOrthogonalityLimit = 1e-3F;  // Of |R R^T - I|, each element.
+constexpr size_t kLineFloats = 16;  // Of a cache line.
 constexpr uint32_t kMaxWindowTokens = 1 << 20;
 
 template <typename... Parts>
@@ -30,89 +28,6 @@ absl::Status Refuse(const Parts&... parts) {
 
 size_t RoundUpToLine(size_t count) {
   return (count + kLineFloats - 1) / kLineFloats * kLineFloats;
-}
-
-// By lanes, so that the compiler may use vectors without changing any sum.
-float Dot(const float* a, const float* b, size_t count) {
-  std::array<float, kLineFloats> lanes{};
-  for (size_t at = 0; at < count; at += kLineFloats) {
-    for (size_t lane = 0; lane < kLineFloats; ++lane) {
-      lanes[lane] += a[at + lane] * b[at + lane];
-    }
-  }
-  float sum = 0;
-  for (const float lane : lanes) {
-    sum += lane;
-  }
-  return sum;
-}
-
-absl::Status CheckOrthogonal(const std::string& name, const float* rotation, size_t dim) {
-  for (size_t row = 0; row < dim; ++row) {
-    for (size_t other = 0; other <= row; ++other) {
-      const float dot = Dot(rotation + row * dim, rotation + other * dim, dim);
-      const float error = std::abs(dot - (row == other ? 1.0F : 0.0F));
-      if (!(error <= kOrthogonalityLimit)) {
-        return Refuse("tensor '", name, "' is not orthogonal: rows ", other, " and ", row, " of [",
-                      dim, ", ", dim, "] have the product ", dot, ", off by ", error, "; at most ",
-                      kOrthogonalityLimit, " is allowed");
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-// A row vector's transform and what undoes it: rotation * inverse^T is the identity.
-absl::Status CheckInverse(const std::string& name,
-                          const float* rotation,
-                          const float* inverse,
-                          size_t dim) {
-  for (size_t row = 0; row < dim; ++row) {
-    for (size_t other = 0; other < dim; ++other) {
-      const float dot = Dot(rotation + row * dim, inverse + other * dim, dim);
-      const float error = std::abs(dot - (row == other ? 1.0F : 0.0F));
-      if (!(error <= kOrthogonalityLimit)) {
-        return Refuse("tensor '", name, "' is not inverse to the queries': row ", row, " of [", dim,
-                      ", ", dim, "] and row ", other, " of query_rotation have the product ", dot,
-                      ", off by ", error, "; at most ", kOrthogonalityLimit, " is allowed");
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSymmetric(const std::string& name, const float* metric, size_t dim) {
-  for (size_t row = 0; row < dim; ++row) {
-    if (!(metric[row * dim + row] > 0)) {
-      return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
-                    "] is ", metric[row * dim + row], "; it must be positive");
-    }
-    for (size_t column = 0; column < row; ++column) {
-      if (metric[row * dim + column] != metric[column * dim + row]) {
-        return Refuse("tensor '", name, "' is not symmetric: elements (", row, ", ", column,
-                      ") and (", column, ", ", row, ") of [", dim, ", ", dim, "] are ",
-                      metric[row * dim + column], " and ", metric[column * dim + row]);
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckUpperTriangular(const std::string& name, const float* factor, size_t dim) {
-  for (size_t row = 0; row < dim; ++row) {
-    if (!(factor[row * dim + row] > 0)) {
-      return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
-                    "] is ", factor[row * dim + row], "; it must be positive");
-    }
-    for (size_t column = 0; column < row; ++column) {
-      if (factor[row * dim + column] != 0) {
-        return Refuse("tensor '", name, "': row ", row, ", column ", column, " of [", dim, ", ",
-                      dim, "] is ", factor[row * dim + column],
-                      "; below the diagonal all must be 0");
-      }
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -150,6 +65,7 @@ absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kKeyClip, &HeadParameters::key_clip));
   CRUMB_RETURN_IF_ERROR(ReadClip(profile_file::kValueClip, &HeadParameters::value_clip));
   CRUMB_RETURN_IF_ERROR(ReadValueLevels());
+  CRUMB_RETURN_IF_ERROR(ReadKeyRanges());
   if (!contents_.tensors.empty()) {
     const auto& [name, tensor] = *contents_.tensors.begin();
     return Refuse("tensor '", Printable(name), "' ", ShapeText(tensor.shape),
@@ -366,25 +282,63 @@ absl::Status ProfileParser::ReadClip(const char* name, float HeadParameters::*me
   return absl::OkStatus();
 }
 
+std::string ProfileParser::HeadName(size_t block) const {
+  const uint32_t heads = profile_->geometry_.num_kv_heads;
+  return absl::StrCat("layer ", block / heads, ", KV head ", block % heads);
+}
+
 absl::Status ProfileParser::ReadValueLevels() {
   const Geometry& geometry = profile_->geometry_;
   const char* const name = profile_file::kValueLevels;
-  if (profile_->codec_ == CodecId::kOscarInt2Lm || !contents_.tensors.contains(name)) {
+  if (profile_->codec_ == CodecId::kOscarInt2Lm) {
     for (HeadParameters& head : profile_->heads_) {
-      head.values_by_deviation = profile_->codec_ == CodecId::kOscarInt2Lm;
+      head.values_by_deviation = true;
     }
+  } else if (contents_.tensors.contains(name)) {
+    CRUMB_ASSIGN_OR_RETURN(const float* floats,
+                           TakeF32(name, {geometry.num_layers, geometry.num_kv_heads}));
+    for (size_t i = 0; i < profile_->heads_.size(); ++i) {
+      if (floats[i] != 0 && floats[i] != 1) {
+        return Refuse("tensor '", name, "': that of ", HeadName(i), " is ", floats[i],
+                      "; 0 (within a range) and 1 (by deviation) are known");
+      }
+      profile_->heads_[i].values_by_deviation = floats[i] != 0;
+    }
+  }
+  return CheckDeviationHasNoClip();
+}
+
+absl::Status ProfileParser::CheckDeviationHasNoClip() const {
+  for (size_t i = 0; i < profile_->heads_.size(); ++i) {
+    const HeadParameters& head = profile_->heads_[i];
+    const bool has_key_clip = profile_->codec_ == CodecId::kOscarInt2Lm && head.key_clip > 0;
+    if (has_key_clip || (head.values_by_deviation && head.value_clip > 0)) {
+      return Refuse("tensor '", has_key_clip ? profile_file::kKeyClip : profile_file::kValueClip,
+                    "': the ratio of ", HeadName(i), " is ",
+                    has_key_clip ? head.key_clip : head.value_clip,
+                    "; rows that are rounded by their deviation have no clip: make it 0");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProfileParser::ReadKeyRanges() {
+  const Geometry& geometry = profile_->geometry_;
+  const char* const name = profile_file::kKeyRanges;
+  if (!HasFeedback(profile_->codec_) || !contents_.tensors.contains(name)) {
     return absl::OkStatus();
   }
-  CRUMB_ASSIGN_OR_RETURN(const float* floats,
-                         TakeF32(name, {geometry.num_layers, geometry.num_kv_heads}));
+  CRUMB_ASSIGN_OR_RETURN(
+      const float* floats,
+      TakeF32(name, {geometry.num_layers, geometry.num_kv_heads, kKeyRanges.size()}));
   for (size_t i = 0; i < profile_->heads_.size(); ++i) {
-    if (floats[i] != 0 && floats[i] != 1) {
-      return Refuse("tensor '", name, "' [", geometry.num_layers, ", ", geometry.num_kv_heads,
-                    "]: that of layer ", i / geometry.num_kv_heads, ", KV head ",
-                    i % geometry.num_kv_heads, " is ", floats[i],
-                    "; 0 (within a range) and 1 (by deviation) are known");
+    for (float& ratio : profile_->heads_[i].key_ranges) {
+      ratio = *floats++;
+      if (!(ratio > 0 && ratio <= 1)) {
+        return Refuse("tensor '", name, "': a ratio of ", HeadName(i), " is ", ratio,
+                      "; above 0 and at most 1 is allowed");
+      }
     }
-    profile_->heads_[i].values_by_deviation = floats[i] != 0;
   }
   return absl::OkStatus();
 }

@@ -50,7 +50,12 @@ class ProfileParser {
   absl::Status ReadMeans(const char* name, const float* HeadParameters::*member);
   void ShareZeroMean();
   absl::Status ReadClip(const char* name, float HeadParameters::*member);
+  // After the clip ratios.
   absl::Status ReadValueLevels();
+  absl::Status CheckDeviationHasNoClip() const;
+  absl::Status ReadKeyRanges();
+  // "layer 1, KV head 0".
+  std::string HeadName(size_t block) const;
 
   HeadParameters& head(uint32_t layer, uint32_t kv_head) {
     return profile_->heads_[size_t{layer} * profile_->geometry_.num_kv_heads + kv_head];

@@ -15,9 +15,6 @@ namespace {
 
 using Row = std::vector<float>;
 
-// The four ranges that attention-aware rounding tries, in order; <= 0 is the whole range.
-constexpr float kRangeClipRatios[] = {0.0f, 0.98f, 0.95f, 0.90f};
-
 // A refit is left out where it is not well determined: levels or the determinant at less than this
 // share of what they are differences of, or a scale that would change by more than half.
 constexpr float kLeastShare = 1e-3f;
@@ -97,12 +94,11 @@ float SumOver(size_t dim, Term term) {
 // row: sum of y yhat = sum of y^2 for y = x - mean. (Least squares would shrink it, by as much as
 // its squared error, and attention over many rows averages errors away and keeps what all have
 // shrunk by.)
-QuantizedRow RoundByDeviation(Row row, float clip_ratio) {
+QuantizedRow RoundByDeviation(Row row) {
   constexpr float kStepSquare = 0.99142f;  // 0.9957^2
   constexpr float kMostBf16 = 65280.0f;    // The largest bf16 that fp16 holds.
-  const float tau = std::min(ClipThreshold(row, clip_ratio), kMostBf16);
   for (float& x : row) {
-    x = std::clamp(x, -tau, tau);
+    x = std::clamp(x, -kMostBf16, kMostBf16);
   }
   const auto dim = static_cast<float>(row.size());
   const float mean = SumOver(row.size(), [&](size_t i) { return row[i]; }) / dim;
@@ -259,23 +255,25 @@ void RefitForReaders(const ReaderMetric& metric, QuantizedRow* row) {
 
 // Without feedback: all values, and the keys of some codecs.
 QuantizedRow RoundPlainly(const Row& row, bool by_deviation, float clip_ratio) {
-  return by_deviation ? RoundByDeviation(row, clip_ratio) : RoundToNearest(row, clip_ratio);
+  return by_deviation ? RoundByDeviation(row) : RoundToNearest(row, clip_ratio);
 }
 
 QuantizedRow RoundAttentionAware(const Row& row, const HeadParameters& head) {
   const bool is_tilted = head.codec == CodecId::kOscarInt2Tilted;
   const ReaderMetric metric = is_tilted ? MakeReaderMetric(head, row) : ReaderMetric();
-  QuantizedRow best;
-  bool first = true;
-  for (const float ratio : kRangeClipRatios) {
+  const auto in_range = [&](float ratio) {
     QuantizedRow candidate = RoundWithFeedback(row, head.key_feedback, ratio);
     if (is_tilted) {
       RefitForReaders(metric, &candidate);
     }
-    if (first || candidate.loss < best.loss) {
+    return candidate;
+  };
+  QuantizedRow best = in_range(0);  // The whole range.
+  for (const float ratio : head.key_ranges) {
+    QuantizedRow candidate = in_range(ratio);
+    if (candidate.loss < best.loss) {
       best = std::move(candidate);
     }
-    first = false;
   }
   return best;
 }

@@ -62,7 +62,7 @@ class DeviceDemoter {
   virtual ~DeviceDemoter() = default;
 
   // Heads of one page that a lane takes at once; 0: none of this profile, whose geometry or
-  // rounding the device has no kernel for, so that the CPU demotes it.
+  // key_ranges the device has no kernel for, so that the CPU demotes it.
   virtual uint32_t MaxHeads(const Profile& profile) const = 0;
   // Has the device read host memory by itself, which it may take milliseconds to prepare for, as
   // long as the result lives: at the longest until the memory is unmapped. Whole pages of the

@@ -46,7 +46,7 @@ class ParseProfileJob : public DemoteJob {
       LogEvent(LogLevel::kInfo, "profile_demoted_on_the_cpu",
                {{"profile", profile_->id().Hex()},
                 {"codec", CodecName(profile_->codec())},
-                {"why", "the GPU has no kernel for its geometry or for how it rounds"}});
+                {"why", "the GPU has no kernel for its geometry or for its key_ranges"}});
     }
   }
 

@@ -82,9 +82,8 @@ def sum_over(terms):
     return f32(f32(quarters[0] + quarters[1]) + f32(quarters[2] + quarters[3]))
 
 
-def by_deviation(row, ratio):
-    cut, dim = tau(row, ratio), len(row)
-    row = [max(-cut, min(cut, x)) for x in row]
+def by_deviation(row, _):
+    dim = len(row)
     mean = f32(sum_over(row) / dim)
     row = [f32(x - mean) for x in row]
     squares = sum_over([f32(x * x) for x in row])
@@ -215,7 +214,7 @@ def crc32c(data):
 
 def main():
     codecs = {"kOscarInt2": (lambda row: nearest(row, Fraction(96, 100)), nearest),
-              "kOscarInt2Lm": (lambda row: by_deviation(row, Fraction(96, 100)), by_deviation),
+              "kOscarInt2Lm": (lambda row: by_deviation(row, None), by_deviation),
               "kOscarInt2Aware": (aware, nearest), "kOscarInt2Tilted": (tilted, nearest)}
     for name in sys.argv[1:] or codecs:
         for key_dim, value_dim in ((64, 64), (128, 128), (256, 256), (128, 64)):

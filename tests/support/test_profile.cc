@@ -102,8 +102,12 @@ std::shared_ptr<const Profile> MakeTestProfile(const TestProfileOptions& options
     if (HasFeedback(options.codec)) {
       Append(RandomFeedback(geometry.key_dim, &random), &parts.key_feedback);
     }
-    parts.key_clip.push_back(0.96f);
-    parts.value_clip.push_back(0.92f);
+    const bool is_clipped = options.codec != CodecId::kOscarInt2Lm;
+    parts.key_clip.push_back(is_clipped ? 0.96f : 0.0f);
+    parts.value_clip.push_back(is_clipped ? 0.92f : 0.0f);
+    if (options.narrow_key_ranges) {
+      Append({0.96f, 0.92f, 0.86f}, &parts.key_ranges);
+    }
   }
   if (options.codec == CodecId::kOscarInt2Tilted) {
     AddTilt(geometry.key_dim, &random, &parts);

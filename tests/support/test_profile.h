@@ -15,6 +15,7 @@ struct TestProfileOptions {
   Windows windows{.sink_tokens = 64, .recent_tokens = 128};
   CodecId codec = CodecId::kOscarInt2;
   uint32_t seed = 1;
+  bool narrow_key_ranges = false;  // Of codecs with feedback: other ones than the codec's.
   // One rotation a layer instead of one a head: a small file for a large geometry.
   bool rotation_per_layer = false;
 };

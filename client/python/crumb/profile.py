@@ -15,11 +15,12 @@ from typing import Literal
 from crumb import _native
 from crumb._native import Profile, Statistics
 
-__all__ = ["Codec", "Profile", "Rotation", "Statistics", "ValueLevels", "check", "fit", "load", "load_statistics", "parse"]
+__all__ = ["Codec", "KeyRanges", "Profile", "Rotation", "Statistics", "ValueLevels", "check", "fit", "load", "load_statistics", "parse"]
 
 Codec = Literal["oscar-int2", "oscar-int2-lm", "oscar-int2-aware", "oscar-int2-tilted"]
 Rotation = Literal["head", "layer", "hadamard"]
 ValueLevels = Literal["range", "deviation"]
+KeyRanges = Literal["codec", "narrow", "chosen"]
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
@@ -46,9 +47,9 @@ def load_statistics(path: str | os.PathLike[str]) -> Statistics:
 
 def fit(statistics: Statistics, *, codec: Codec = "oscar-int2-tilted", rotation: Rotation = "head",
         key_rotation: Rotation | None = None, value_rotation: Rotation | None = None, sink_tokens: int = 64,
-        recent_tokens: int = 256, value_levels: ValueLevels = "range", key_clip: float = 0.96, value_clip: float = 0.92,
-        shift_keys: bool = True, damping: float = 0.01, choose: bool = True, key_margin: float = 0.5,
-        value_margin: float = 0.1, threads: int = 0) -> tuple[Profile, list[str]]:
+        recent_tokens: int = 256, value_levels: ValueLevels = "range", key_ranges: KeyRanges = "codec",
+        key_clip: float = 0.96, value_clip: float = 0.92, shift_keys: bool = True, damping: float = 0.01,
+        choose: bool = True, key_margin: float = 0.5, value_margin: float = 0.1, threads: int = 0) -> tuple[Profile, list[str]]:
     """Fit a profile to a model's statistics; also gives what makes the fit doubtful, in words.
 
     codec: "oscar-int2" (as published), "oscar-int2-lm", "oscar-int2-aware" or "oscar-int2-tilted".
@@ -57,6 +58,8 @@ def fit(statistics: Statistics, *, codec: Codec = "oscar-int2-tilted", rotation:
     sink_tokens, recent_tokens: how many of the first and of the last tokens stay in bfloat16.
     value_levels: values within their clipped "range", or by each row's mean and "deviation", so that none comes back
         smaller; under "oscar-int2" always the one, under "oscar-int2-lm" the other.
+    key_ranges: which ranges a key tries under codecs with feedback: those of the "codec", "narrow" ones, or "chosen"
+        head by head; with other ones than the codec's pages are demoted on the CPU alone.
     key_clip, value_clip: the share of a row's channels that its range must hold; 0 turns clipping off. Keys are
         clipped under "oscar-int2" alone.
     shift_keys: subtract each head's mean key; not under "oscar-int2".
@@ -75,6 +78,7 @@ def fit(statistics: Statistics, *, codec: Codec = "oscar-int2-tilted", rotation:
     options.set_sink_tokens(sink_tokens)
     options.set_recent_tokens(recent_tokens)
     options.set_value_levels(value_levels)
+    options.set_key_ranges(key_ranges)
     options.key_clip, options.value_clip = key_clip, value_clip
     options.shift_keys, options.damping = shift_keys, damping
     options.choose, options.key_margin, options.value_margin = choose, key_margin, value_margin

@@ -78,6 +78,17 @@ void SetValueLevels(FitOptions& options, const std::string& name) {
   options.value_levels = name == "range" ? ValueLevels::kRange : ValueLevels::kDeviation;
 }
 
+void SetKeyRanges(FitOptions& options, const std::string& name) {
+  if (name != "codec" && name != "narrow" && name != "chosen") {
+    // throws: the edge of Python.
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("key_ranges '", name, "' is not known; 'codec', 'narrow' or 'chosen' is")));
+  }
+  options.key_ranges = name == "codec"    ? KeyRangeSet::kCodec
+                       : name == "narrow" ? KeyRangeSet::kNarrow
+                                          : KeyRangeSet::kChosen;
+}
+
 template <uint32_t Windows::*kWindow>
 void SetWindow(FitOptions& options, uint32_t tokens) {
   options.windows.*kWindow = tokens;
@@ -104,6 +115,7 @@ void DefineFit(nb::module_& module) {
       .def("set_sink_tokens", &SetWindow<&Windows::sink_tokens>, nb::arg("tokens"))
       .def("set_recent_tokens", &SetWindow<&Windows::recent_tokens>, nb::arg("tokens"))
       .def("set_value_levels", &SetValueLevels, nb::arg("name"))
+      .def("set_key_ranges", &SetKeyRanges, nb::arg("name"))
       .def_rw("key_clip", &FitOptions::key_clip)
       .def_rw("value_clip", &FitOptions::value_clip)
       .def_rw("shift_keys", &FitOptions::shift_keys)

@@ -182,11 +182,12 @@ TEST_F(GpuBatchTest, OptionsThatCannotBeAreNamed) {
   expect(pool([](auto& o) { o.int2_pages = 0; }), "int2_pages is 0");
   expect(pool([](auto& o) { o.bf16_pages = 0; }), "bf16_pages is 0");
   expect(pool([](auto& o) { o.heads = {1, 2}; }), "heads is [1, 1 + 2)");
-  const absl::Status lm =
-      pool([](auto& o) { o.profile = MakeTestProfile({.codec = CodecId::kOscarInt2Lm}); });
-  EXPECT_EQ(lm.code(), absl::StatusCode::kUnimplemented) << lm;
-  EXPECT_THAT(std::string(lm.message()),
-              AllOf(HasSubstr("oscar-int2-lm"), HasSubstr("mean and deviation")));
+  const absl::Status ranges = pool([](auto& o) {
+    o.profile = MakeTestProfile({.codec = CodecId::kOscarInt2Aware, .narrow_key_ranges = true});
+  });
+  EXPECT_EQ(ranges.code(), absl::StatusCode::kUnimplemented) << ranges;
+  EXPECT_THAT(std::string(ranges.message()),
+              AllOf(HasSubstr("oscar-int2-aware"), HasSubstr("--key-ranges codec")));
   const auto batch = [&](auto change) {
     GpuBatch::Options options{.pool = &scene.pool(), .num_query_heads = 4, .max_sequences = 2};
     change(options);

@@ -40,6 +40,7 @@ def test_a_profile_is_held_against_a_model(aware):
      "--codec oscar-int2-aware --key-rotation hadamard --no-shift --damping 0.2"),
     (dict(codec="oscar-int2-lm"), "--codec oscar-int2-lm"),
     (dict(value_levels="deviation"), "--value-levels deviation"),
+    (dict(key_ranges="chosen", key_margin=0), "--key-ranges chosen --key-margin 0"),
     (dict(value_rotation="hadamard", choose=False, sink_tokens=128, recent_tokens=512),
      "--value-rotation hadamard --no-choose --sink 128 --recent 512"),
     (dict(key_margin=0.05, value_margin=0, threads=1), "--key-margin 0.05 --value-margin 0"),
@@ -57,6 +58,8 @@ def test_each_option_of_a_fit_is_that_of_the_program(statistics, tmp_path, optio
 
 @pytest.mark.parametrize("options, message", [
     (dict(codec="int2"), "codec 'int2' is not known"),
+    (dict(key_ranges="wide"), "key_ranges 'wide' is not known"),
+    (dict(key_ranges="chosen", choose=False), "key_ranges are to be chosen"),
     (dict(value_levels="none"), "value_levels 'none' is not known"),
     (dict(key_rotation="random"), "rotation 'random' is not known"),
     (dict(rotation="layer"), "heads cannot share a key rotation"),

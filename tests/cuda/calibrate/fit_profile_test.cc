@@ -120,6 +120,18 @@ TEST(FitProfileTest, ValuesAreRoundedByDeviationIfAskedForUnderCodecsWithFeedbac
   EXPECT_THAT(published.value_clip, Each(0.92F));
 }
 
+TEST(FitProfileTest, KeysTryTheCodecsRangesUnlessAskedOtherwise) {
+  for (const CodecId codec : {CodecId::kOscarInt2Aware, CodecId::kOscarInt2Tilted}) {
+    SCOPED_TRACE(CodecName(codec));
+    EXPECT_THAT(Fit({.codec = codec}).key_ranges, IsEmpty());
+    const ProfileParts narrow = Fit({.codec = codec, .key_ranges = KeyRangeSet::kNarrow});
+    EXPECT_THAT(narrow.key_ranges, SizeIs(2 * kHeads * 3));
+    EXPECT_EQ(ProfileOf(narrow)->head(1, 1).key_ranges, kNarrowKeyRanges);
+  }
+  EXPECT_THAT(Fit({.codec = CodecId::kOscarInt2, .key_ranges = KeyRangeSet::kNarrow}).key_ranges,
+              IsEmpty());
+}
+
 TEST(FitProfileTest, HadamardIsTheSameInEachLayer) {
   const ProfileParts parts = Fit({.codec = CodecId::kOscarInt2Aware,
                                   .key_rotation = RotationKind::kHadamard,

@@ -127,10 +127,9 @@ TEST_F(CalibrateProgramTest, FlagsChooseTheRecipe) {
 TEST_F(CalibrateProgramTest, LevelsByDeviationAreACodecAndAnOptionOfValues) {
   const Outcome lm = Run("fit stats --out profile --codec oscar-int2-lm");
   EXPECT_EQ(lm.status, 0) << lm.err;
-  EXPECT_THAT(lm.out,
-              AllOf(HasSubstr("oscar-int2-lm\n"),
-                    HasSubstr("key levels       by each row's mean and deviation, clip off"),
-                    HasSubstr("value levels     by each row's mean and deviation, clip off")));
+  EXPECT_THAT(lm.out, AllOf(HasSubstr("oscar-int2-lm\n"),
+                            HasSubstr("key levels       by each row's mean and deviation\n"),
+                            HasSubstr("value levels     by each row's mean and deviation\n")));
   EXPECT_EQ(Run("verify profile").status, 0);
   const Outcome report = Run("report stats profile --out page.html");
   EXPECT_EQ(report.status, 0) << report.err;
@@ -140,6 +139,19 @@ TEST_F(CalibrateProgramTest, LevelsByDeviationAreACodecAndAnOptionOfValues) {
   EXPECT_THAT(tilted.out,
               AllOf(HasSubstr("oscar-int2-tilted\n"), HasSubstr("range searched for each row"),
                     HasSubstr("value levels     by each row's mean and deviation")));
+}
+
+TEST_F(CalibrateProgramTest, KeysMayTryOtherRanges) {
+  const Outcome narrow = Run("fit stats --out profile --key-ranges narrow --no-choose");
+  EXPECT_EQ(narrow.status, 0) << narrow.err;
+  EXPECT_THAT(narrow.out, HasSubstr("other ones than the codec's in 4 of 4 heads"));
+  const Outcome chosen = Run("fit stats --out profile --key-ranges chosen --key-margin 0");
+  EXPECT_EQ(chosen.status, 0) << chosen.err;
+  EXPECT_THAT((*Profile::Load(folder_ / "profile"))->choices(),
+              AllOf(HasSubstr("narrow ranges"), HasSubstr("wide ranges")));
+  const Outcome no_choice = Run("fit stats --out profile --key-ranges chosen --no-choose");
+  EXPECT_EQ(no_choice.status, 1);
+  EXPECT_THAT(no_choice.err, HasSubstr("key_ranges are to be chosen"));
 }
 
 TEST_F(CalibrateProgramTest, InspectsStatisticsToo) {
@@ -153,8 +165,9 @@ TEST_F(CalibrateProgramTest, InspectSaysHowEqualTheChannelsAre) {
   ASSERT_EQ(Run("fit stats --out profile").status, 0);
   const Outcome inspect = Run("inspect profile --stats stats");
   EXPECT_EQ(inspect.status, 0) << inspect.err;
-  EXPECT_THAT(inspect.out, AllOf(HasSubstr("key channels     equal to"), HasSubstr("e-0"),
-                                 HasSubstr("value channels")));
+  EXPECT_THAT(inspect.out,
+              AllOf(HasSubstr("key channels     equal to"), HasSubstr("e-0"),
+                    HasSubstr("value channels"), HasSubstr("  values         largest direction ")));
   ASSERT_EQ(Run("import --k '" CRUMB_TORCH_FIXTURES "/v1_keys.pt' --v '" CRUMB_TORCH_FIXTURES
                 "/v1_values.pt' --kv-heads 3 --out other")
                 .status,

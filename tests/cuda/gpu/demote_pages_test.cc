@@ -140,8 +140,10 @@ class DemotePagesGpuTest : public GpuFixture<testing::TestWithParam<uint32_t>> {
 
 TEST_P(DemotePagesGpuTest, RotatedRowsGiveTheTwinsBytes) {
   const uint32_t dim = GetParam();
-  const PageScene scene({2, 3, dim, dim}, CodecId::kOscarInt2, 7);
-  for (uint32_t seed = 1; seed <= 3; ++seed) {
+  for (uint32_t seed = 1; seed <= 6; ++seed) {
+    const CodecId codec = seed % 2 == 0 ? CodecId::kOscarInt2Lm : CodecId::kOscarInt2;
+    SCOPED_TRACE(CodecName(codec));
+    const PageScene scene({2, 3, dim, dim}, codec, 7);
     std::vector<BFloat16> rows = scene.RandomRows(seed);
     PlantHardRows(rows, dim, seed);
     DevicePages device(scene, rows);
@@ -153,17 +155,17 @@ TEST_P(DemotePagesGpuTest, RotatedRowsGiveTheTwinsBytes) {
   }
 }
 
-TEST_P(DemotePagesGpuTest, PlainRowsAreRotatedByTheirHeadsMatrix) {
-  const uint32_t dim = GetParam();
-  const PageScene scene({2, 3, dim, dim}, CodecId::kOscarInt2, 3);
+void ExpectRotationByTheHeadsMatrix(uint32_t dim, CodecId codec) {
+  const PageScene scene({2, 3, dim, dim}, codec, 3);
   const std::vector<BFloat16> rows = scene.RandomRows(5);
   DevicePages device(scene, rows);
   const auto got = device.Run();
   const auto expected = Reference(scene, rows, false);
   // An element on the border of two codes may fall either way, and with an extreme one a row's
-  // scale: of a byte's four codes one in some hundreds. A wrong matrix makes nearly all differ.
+  // scale, or by the deviation any: of a byte's four codes one in some hundreds. A wrong matrix
+  // makes nearly all differ.
   EXPECT_LT(static_cast<double>(CountDifferentBytes(got, expected)),
-            0.06 * static_cast<double>(got.size()));
+            (codec == CodecId::kOscarInt2 ? 0.06 : 0.12) * static_cast<double>(got.size()));
   const Int2HeadBlock format{dim, dim};
   for (size_t block = 0; block < got.size() / format.bytes(); ++block) {
     double error = 0;
@@ -180,9 +182,16 @@ TEST_P(DemotePagesGpuTest, PlainRowsAreRotatedByTheirHeadsMatrix) {
   }
 }
 
-// K and V of all pages of two heads, rotated; V is the twin's bytes.
+TEST_P(DemotePagesGpuTest, PlainRowsAreRotatedByTheirHeadsMatrix) {
+  ExpectRotationByTheHeadsMatrix(GetParam(), CodecId::kOscarInt2);
+  ExpectRotationByTheHeadsMatrix(GetParam(), CodecId::kOscarInt2Lm);
+}
+
+// K and V of all pages of two heads, rotated; V is the twin's bytes. Those of the second head are
+// by deviation.
 void ExpectTheTwinsLoss(uint32_t dim, CodecId codec) {
-  const PageScene scene({1, 2, dim, dim}, codec, 15);
+  PageScene scene({1, 2, dim, dim}, codec, 15);
+  scene.RoundValuesByDeviation(1);
   const std::vector<BFloat16> rows = scene.RandomRows(9);
   DevicePages device(scene, rows);
   device.params().rows_are_rotated = true;

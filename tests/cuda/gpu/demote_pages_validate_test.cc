@@ -75,13 +75,13 @@ TEST(DemotePagesTest, HeadsThatOnlyTheCpuDemotesAreRefused) {
   params.heads.is_demoted_on_cpu = true;
   const absl::Status status = DemotePages(params, nullptr);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("demote their pages on the CPU"));
-  const PageScene scene({1, 1, 64, 64}, CodecId::kOscarInt2Lm, 1);
-  EXPECT_FALSE(HasDemotionKernel(scene.heads()[0]));
-  HeadParameters tilted = PageScene({1, 1, 64, 64}, CodecId::kOscarInt2Tilted, 1).heads()[0];
-  EXPECT_TRUE(HasDemotionKernel(tilted));
-  tilted.values_by_deviation = true;
-  EXPECT_FALSE(HasDemotionKernel(tilted));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("demote these pages on the CPU"));
+  HeadParameters head = PageScene({1, 1, 64, 64}, CodecId::kOscarInt2Tilted, 1).heads()[0];
+  EXPECT_TRUE(HasDemotionKernel(head));
+  head.key_ranges[1] = 0.94f;
+  EXPECT_FALSE(HasDemotionKernel(head));
+  head.codec = CodecId::kOscarInt2;  // It has none to try.
+  EXPECT_TRUE(HasDemotionKernel(head));
 }
 
 TEST(DemotePagesReferenceTest, IsRotationAndDemotionOfEachHeadBlock) {

@@ -33,6 +33,9 @@ class PageScene {
     }
   }
 
+  // Of head block `index`.
+  void RoundValuesByDeviation(size_t index) { heads_[index].values_by_deviation = true; }
+
   const Geometry& geometry() const { return geometry_; }
   uint32_t num_pages() const { return num_pages_; }
   const std::vector<HeadParameters>& heads() const { return heads_; }

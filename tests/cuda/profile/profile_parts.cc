@@ -68,8 +68,11 @@ ProfileParts SmallParts(CodecId codec, bool per_head) {
   parts.value_rotation = Rotations(num_rotations, 64, &random);
   parts.key_clip = {0.96F, 0.95F, 0.94F, 0.93F};
   parts.value_clip = {0.92F, 0.91F, 0.90F, 0.0F};
+  if (codec == CodecId::kOscarInt2Lm) {
+    parts.key_clip = parts.value_clip = {0, 0, 0, -1};
+  }
   if (HasFeedback(codec)) {
-    parts.value_levels = {0, 1, 0, 1};
+    parts.value_levels = {0, 0, 0, 1};
     parts.key_mean.resize(size_t{4} * 32);
     for (float& x : parts.key_mean) {
       x = uniform(random);

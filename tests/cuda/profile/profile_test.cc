@@ -145,7 +145,7 @@ TEST(ProfileCodecTest, ValuesAreRoundedByDeviationWhereTheProfileSaysSo) {
     }
     return levels;
   };
-  EXPECT_THAT(levels_of(parts), ElementsAre(false, true, false, true));
+  EXPECT_THAT(levels_of(parts), ElementsAre(false, false, false, true));
   parts.value_levels.clear();
   EXPECT_THAT(levels_of(parts), Each(false));
   EXPECT_THAT(levels_of(SmallParts(CodecId::kOscarInt2Lm)), Each(true));
@@ -153,9 +153,35 @@ TEST(ProfileCodecTest, ValuesAreRoundedByDeviationWhereTheProfileSaysSo) {
   EXPECT_THAT(ErrorOf(parts),
               AllOf(HasSubstr("'value_levels'"), HasSubstr("layer 1, KV head 0 is 2"),
                     HasSubstr("0 (within a range)")));
+  parts.value_levels = {0, 1, 0, 0};
+  EXPECT_THAT(ErrorOf(parts),
+              AllOf(HasSubstr("'value_clip'"), HasSubstr("layer 0, KV head 1 is 0.91"),
+                    HasSubstr("have no clip")));
   ProfileParts lm = SmallParts(CodecId::kOscarInt2Lm);
+  lm.key_clip[2] = 0.9F;
+  EXPECT_THAT(ErrorOf(lm), AllOf(HasSubstr("'key_clip'"), HasSubstr("layer 1, KV head 0 is 0.9")));
+  lm.key_clip[2] = 0;
   lm.value_levels = {1, 1, 1, 1};
   EXPECT_THAT(ErrorOf(lm), AllOf(HasSubstr("'value_levels'"), HasSubstr("has no place")));
+}
+
+TEST(ProfileCodecTest, KeysTryTheCodecsRangesUnlessTheProfileHasOthers) {
+  ProfileParts parts = SmallParts(CodecId::kOscarInt2Aware);
+  const auto ranges_of = [](const ProfileParts& from) {
+    return (*Profile::Parse(FileOf(from)))->head(1, 0).key_ranges;
+  };
+  EXPECT_EQ(ranges_of(parts), kKeyRanges);
+  parts.key_ranges.assign(size_t{4} * 3, 0.5F);
+  parts.key_ranges[6] = 1;
+  EXPECT_EQ(ranges_of(parts), (std::array<float, 3>{1, 0.5F, 0.5F}));
+  for (const float bad : {0.0F, -1.0F, 1.01F}) {
+    parts.key_ranges[7] = bad;
+    EXPECT_THAT(ErrorOf(parts), AllOf(HasSubstr("'key_ranges'"), HasSubstr("layer 1, KV head 0"),
+                                      HasSubstr("above 0 and at most 1")));
+  }
+  ProfileParts nearest = SmallParts(CodecId::kOscarInt2);
+  nearest.key_ranges.assign(size_t{4} * 3, 0.5F);
+  EXPECT_THAT(ErrorOf(nearest), AllOf(HasSubstr("'key_ranges'"), HasSubstr("has no place")));
 }
 
 TEST(ProfileCodecTest, NamesAreThoseOfTheFile) {
@@ -256,6 +282,8 @@ TEST(ProfileIdTest, ChangesWithAnyPart) {
   change([](ProfileParts* parts) { parts->windows.recent_tokens = 256; });
   change([](ProfileParts* parts) { parts->key_clip[3] = 0.5F; });
   change([](ProfileParts* parts) { parts->value_clip[0] = 0.5F; });
+  change([](ProfileParts* parts) { parts->value_levels[3] = 0; });
+  change([](ProfileParts* parts) { parts->key_ranges.assign(size_t{4} * 3, 0.5F); });
   change([](ProfileParts* parts) { parts->key_mean[5] += 0x1p-20F; });
   change([](ProfileParts* parts) { parts->key_feedback[5] += 0x1p-20F; });
   change([](ProfileParts* parts) { parts->key_rotation[5] += 0x1p-20F; });

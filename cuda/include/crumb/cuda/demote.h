@@ -6,9 +6,9 @@
 // its fp16 rounding), one affine range a row, round to nearest. Under oscar-int2-lm, and values
 // where the profile says so: codes by the row's mean and deviation, with the scale and minimum
 // under which it comes back as large as it was (docs/decisions/0104). Keys under oscar-int2-aware:
-// for the ranges of clip ratio none, 0.98, 0.95 and 0.90, round channel after channel with error
-// feedback through key_feedback and keep the range of least loss (GPTQ, arXiv 2210.17323, applied
-// to rows of K with the metric E[q q^T]). See docs/design/codec.md.
+// for the whole range and three clipped ones (kKeyRanges, or the profile's), round channel after
+// channel with error feedback through key_feedback and keep the range of least loss (GPTQ, arXiv
+// 2210.17323, applied to rows of K with the metric E[q q^T]). See docs/design/codec.md.
 //
 // Deterministic: the bytes depend on the input alone, not on the path, the machine or the thread.
 #pragma once

@@ -3,12 +3,12 @@
 // Demotion on the GPU: BF16 rows of whole pages, all layers and heads in one launch (two where keys
 // are rounded with feedback), to INT2 head blocks. The same codec as demote.h.
 //
-// Rows that are rotated already give the CPU's bytes, bit for bit, under oscar-int2 and for values
-// under either codec. Plain rows are rotated on the tensor cores with a sum in another order, so
-// codes may differ where an element lies on the border of two. Keys under oscar-int2-aware push
-// errors on by tensor cores, 16 channels at a time, and try other ranges; the loss in the metric is
-// less than the CPU's by some per cent, a single page's at times a little more. Deterministic on
-// one device.
+// Rows that are rotated already give the CPU's bytes, bit for bit, under oscar-int2 and -lm and for
+// values under either codec. Plain rows are rotated on the tensor cores with a sum in another
+// order, so codes may differ where an element lies on the border of two. Keys under
+// oscar-int2-aware push errors on by tensor cores, 16 channels at a time, and try other ranges; the
+// loss in the metric is less than the CPU's by some per cent, a single page's at times a little
+// more. Deterministic on one device.
 //
 // No allocation, no synchronisation, capturable in a CUDA graph. Thread-safe.
 #pragma once

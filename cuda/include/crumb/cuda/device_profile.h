@@ -28,8 +28,9 @@ struct DeviceHeads {
   uint32_t head_dim = 0;   // Of K and V: 64, 128 or 256.
   bool is_aware = false;   // Keys are rounded with error feedback.
   bool is_tilted = false;  // oscar-int2-tilted: and refitted; queries have a rotation of their own.
-  // Some head's rows are rounded in a way that has no kernel: by their mean and deviation, as under
-  // oscar-int2-lm. DemotePages refuses them; all else serves them.
+  bool has_deviation = false;  // Some head's keys or values are rounded by their deviation.
+  // Some head's keys try other ranges than kKeyRanges, which kernels do not take. DemotePages
+  // refuses them; all else serves them.
   bool is_demoted_on_cpu = false;
   // [num_layers, num_kv_heads] records, as cuda/launch/head_record.h says.
   const std::byte* records = nullptr;
@@ -38,7 +39,7 @@ struct DeviceHeads {
 // Whether DemotePages makes this head's pages; else they are demoted on the CPU
 // (crumb/cuda/demote.h).
 inline bool HasDemotionKernel(const HeadParameters& head) {
-  return head.codec != CodecId::kOscarInt2Lm && !head.values_by_deviation;
+  return !HasFeedback(head.codec) || head.key_ranges == kKeyRanges;
 }
 // The same of all heads of a profile.
 bool HasDemotionKernels(const Profile& profile);

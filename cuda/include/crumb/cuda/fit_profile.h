@@ -13,6 +13,7 @@
 // All linear algebra is in double; a profile holds the result in float. Thread-safe.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,6 +37,16 @@ enum class ValueLevels : uint8_t {
   kDeviation,  // By its mean and deviation (docs/decisions/0104): as large as it was.
 };
 
+// Which ranges a row of keys tries beside its whole one, under codecs with feedback. Other ones
+// than the codec's are in the profile, whose pages are then demoted on the CPU alone.
+enum class KeyRangeSet : uint8_t {
+  kCodec,   // kKeyRanges, for all heads.
+  kNarrow,  // kNarrowKeyRanges, for all heads.
+  kChosen,  // Head by head these, or kWideKeyRanges, as other recipes are chosen (see `choose`).
+};
+inline constexpr std::array<float, 3> kNarrowKeyRanges = {0.96F, 0.92F, 0.86F};
+inline constexpr std::array<float, 3> kWideKeyRanges = {0.985F, 0.965F, 0.93F};
+
 struct FitOptions {
   CodecId codec = CodecId::kOscarInt2Tilted;
   RotationKind key_rotation = RotationKind::kPerHead;
@@ -44,6 +55,7 @@ struct FitOptions {
   // Under oscar-int2-aware and -tilted. Those of oscar-int2 are as published within ranges, those
   // of oscar-int2-lm by deviation.
   ValueLevels value_levels = ValueLevels::kRange;
+  KeyRangeSet key_ranges = KeyRangeSet::kCodec;
   // Clip ratios, <= 0: off; the published constants. That of keys serves oscar-int2, that of values
   // what is rounded within ranges: codecs with feedback search each key's range themselves, and
   // levels by deviation need none.

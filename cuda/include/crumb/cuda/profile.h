@@ -20,9 +20,14 @@
 //   value_levels             F32 [L,H], optional (absent: zeros): 0, values are rounded within
 //   their
 //                            clipped range; 1, by each row's mean and deviation. Not of
-//                            oscar-int2-lm, which does the latter with keys and values
+//                            oscar-int2-lm, which does the latter with keys and values. What is
+//                            rounded so has no clip
+//   key_ranges               F32 [L,H,3], optional (absent: kKeyRanges), codecs with feedback only:
+//                            clip ratios, above 0 and at most 1, of the ranges that a row of keys
+//                            tries beside its whole one
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -62,6 +67,9 @@ std::string CodecNames();
 std::string_view CodecName(CodecId codec);
 std::optional<CodecId> CodecFromName(std::string_view name);
 
+// The clip ratios of the ranges that a row of keys tries, unless the profile has others.
+inline constexpr std::array<float, 3> kKeyRanges = {0.98F, 0.95F, 0.90F};
+
 // What the codec needs for one layer and KV head: views into the profile, alive as long as it is.
 struct HeadParameters {
   uint32_t key_dim = 0;
@@ -77,6 +85,7 @@ struct HeadParameters {
   float key_clip = 0;                     // Clip ratio; <= 0: none.
   float value_clip = 0;
   bool values_by_deviation = false;  // See value_levels.
+  std::array<float, 3> key_ranges = kKeyRanges;
 };
 
 // The parts of a profile, to make one from (calibration, tests). Shapes as in the file, always per
@@ -96,6 +105,7 @@ struct ProfileParts {
   std::vector<float> key_clip;        // [L, H]
   std::vector<float> value_clip;      // [L, H]
   std::vector<float> value_levels;    // [L, H] or empty
+  std::vector<float> key_ranges;      // [L, H, 3] or empty
   std::string choices;                // For people; empty: not in the file.
 };
 
