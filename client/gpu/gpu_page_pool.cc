@@ -11,6 +11,7 @@
 #include "client/gpu/output_rotation.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
+#include "proto/page/check_heads.h"
 
 namespace crumb {
 namespace {
@@ -21,13 +22,8 @@ absl::Status BadOption(const char* option, const std::string& value, const std::
 }
 
 absl::Status CheckOptions(const GpuPagePool::Options& options) {
-  const uint32_t model_heads = options.profile->geometry().num_kv_heads;
-  const HeadRange& heads = options.heads;
-  if (!heads.IsWithin(model_heads)) {
-    return BadOption("heads",
-                     absl::StrCat("[", heads.first, ", ", heads.first, " + ", heads.count, ")"),
-                     absl::StrCat("within the profile's ", model_heads, " KV heads"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckHeads("GpuPagePool::Options::heads", options.heads,
+                                   options.profile->geometry().num_kv_heads));
   if (!HasDemotionKernels(*options.profile)) {
     return absl::UnimplementedError(absl::StrCat(
         "GpuPagePool::Options::profile, of ", std::string(CodecName(options.profile->codec())),

@@ -8,6 +8,7 @@
 
 #include "client/sequence/sequence_impl.h"
 #include "proto/base/status_macros.h"
+#include "proto/page/check_heads.h"
 
 namespace crumb {
 namespace {
@@ -23,13 +24,9 @@ absl::Status BadOption(const char* option, const Value& value, const Limit& limi
 }
 
 absl::Status CheckOptions(const Sequence::Options& options) {
-  const uint32_t model_heads = options.profile->geometry().num_kv_heads;
   const HeadRange& heads = options.heads;
-  if (!heads.IsWithin(model_heads)) {
-    return BadOption("heads",
-                     absl::StrCat("[", heads.first, ", ", heads.first, " + ", heads.count, ")"),
-                     absl::StrCat("within the profile's ", model_heads, " KV heads"));
-  }
+  CRUMB_RETURN_IF_ERROR(
+      CheckHeads("Sequence::Options::heads", heads, options.profile->geometry().num_kv_heads));
   if (options.num_query_heads == 0 || options.num_query_heads % heads.count != 0 ||
       options.num_query_heads / heads.count > kMaxGroup) {
     return BadOption("num_query_heads", options.num_query_heads,

@@ -9,6 +9,7 @@
 #include "client/session/prefix.h"
 #include "client/session/publisher.h"
 #include "proto/base/status_macros.h"
+#include "proto/page/check_heads.h"
 #include "proto/page/namespace_id.h"
 
 namespace crumb {
@@ -377,11 +378,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
   }
   const uint32_t model_heads = options.profile->geometry().num_kv_heads;
   options.heads = options.heads.Resolve(model_heads);
-  if (!options.heads.IsWithin(model_heads)) {
-    return refuse("heads", absl::StrCat("is [", options.heads.first, ", ", options.heads.first,
-                                        " + ", options.heads.count, "); the profile has ",
-                                        model_heads, " KV heads"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckHeads("ClientOptions::heads", options.heads, model_heads));
   if (options.tenant.empty()) {
     options.tenant = "default";
   }
