@@ -198,8 +198,9 @@ absl::StatusOr<DataPlanes> ClientImpl::OpenDataPlanes(const SessionInfo& info) {
   const absl::Time deadline = clock_.Now() + kDataPlaneTimeout;
   DataPlanes planes;
   if (options_.data_plane != DataPlane::kUcx) {
-    auto map = MapTransport::Connect({.verify_pages = options_.verify_mapped_pages}, info, deadline,
-                                     clock_);
+    auto map =
+        MapTransport::Connect({.verify_pages = options_.verify_mapped_pages, .gpu = options_.gpu},
+                              info, deadline, clock_);
     if (map.ok()) {
       planes.in_use = DataPlane::kMap;
       planes.map = *std::move(map);

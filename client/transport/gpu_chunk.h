@@ -60,6 +60,8 @@ class GpuChunk {
 // Those of one session. Thread-safe.
 class GpuChunkMap {
  public:
+  using Chunk = GpuChunk;
+
   // `device` < 0: there is none, and Get is not called. `socket` and `clock` outlive this.
   GpuChunkMap(const Geometry& geometry, int device, MemorySocketClient* socket, const Clock& clock)
       : geometry_(geometry), device_(device), socket_(socket), cache_(clock) {}

@@ -26,7 +26,9 @@ MapTransport::MapTransport(const Options& options, const SessionInfo& session, c
       clock_(clock),
       socket_(session, clock),
       chunks_(session.profile->geometry(), &socket_, clock),
-      gpu_chunks_(session.profile->geometry(), session.gpu, &socket_, clock) {}
+      gpu_chunks_(session.profile->geometry(), session.gpu, &socket_, clock),
+      registrar_(options.gpu < 0 ? nullptr : std::make_unique<ChunkRegistrar>(options.gpu, clock)) {
+}
 
 absl::StatusOr<std::unique_ptr<MapTransport>> MapTransport::Connect(const Options& options,
                                                                     const SessionInfo& session,
@@ -113,26 +115,35 @@ void MapTransport::ReleaseStaging(bool discard) {
 }
 
 template <typename Map>
-void MapTransport::MapListed(bool of_copies, Map* map, absl::Time deadline) {
+auto MapTransport::MapListed(bool of_copies, Map* map, absl::Time deadline) {
   const auto listed = socket_.ListChunks(of_copies, kMaxAhead, deadline);
   absl::flat_hash_set<ChunkId> kept;
+  std::vector<std::shared_ptr<typename Map::Chunk>> mapped;  // shared: with the cache.
   absl::Status status = listed.status();  // Of a daemon that is gone, or knows no such request.
   for (const ListedChunk& chunk : listed.ok() ? *listed : std::vector<ListedChunk>()) {
     kept.insert(ChunkId(chunk.id));
     const auto encoding = static_cast<PageEncoding>(chunk.encoding);
     if (status.ok() && (encoding == PageEncoding::kInt2 || encoding == PageEncoding::kBf16)) {
       // What fails here fails again where it matters, and says so there.
-      status = map->Get(ChunkId(chunk.id), encoding, deadline).status();
+      auto chunk_mapped = map->Get(ChunkId(chunk.id), encoding, deadline);
+      status = chunk_mapped.status();
+      if (status.ok()) {
+        mapped.push_back(*std::move(chunk_mapped));
+      }
     }
   }
   map->DropIdle(kept);
+  return mapped;
 }
 
 void MapTransport::MapAhead(absl::Time deadline) {
   if (gpu_chunks_.device() >= 0) {
     MapListed(/*of_copies=*/true, &gpu_chunks_, deadline);
   }
-  MapListed(/*of_copies=*/false, &chunks_, deadline);
+  const auto chunks = MapListed(/*of_copies=*/false, &chunks_, deadline);
+  if (registrar_ != nullptr) {
+    registrar_->SetChunks(chunks);
+  }
 }
 
 void MapTransport::Maintain() {

@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "client/transport/chunk_registrar.h"
 #include "client/transport/gpu_chunk.h"
 #include "client/transport/mapped_chunk.h"
 #include "client/transport/mapped_source.h"
@@ -29,6 +30,7 @@ class MapTransport : public PageTransport {
  public:
   struct Options {
     bool verify_pages = true;  // As ClientOptions::verify_mapped_pages.
+    int gpu = -1;  // As ClientOptions::gpu: chunks of host memory are registered with it.
     // Staging that has been idle for so long is exchanged for a small one.
     absl::Duration staging_max_idle = absl::Seconds(30);
   };
@@ -56,7 +58,7 @@ class MapTransport : public PageTransport {
   // Maps the chunks that the daemon has for this session, of its GPU's memory first, so that the
   // first lookup finds them mapped: 0.1 ms each. The newest kMaxAhead of either kind, and as many
   // as the deadline lets; what is left is mapped when a lookup needs it. Unmaps idle ones that the
-  // daemon has no more.
+  // daemon has no more. Those of host memory are then registered with the GPU, in the background.
   static constexpr size_t kMaxAhead = 256;
   void MapAhead(absl::Time deadline);
 
@@ -77,8 +79,9 @@ class MapTransport : public PageTransport {
  private:
   MapTransport(const Options& options, const SessionInfo& session, const Clock& clock);
   absl::Status ReplaceStaging(size_t bytes, absl::Time deadline);
+  // Those that are mapped, the newest first.
   template <typename Map>  // ChunkMap, GpuChunkMap.
-  void MapListed(bool of_copies, Map* map, absl::Time deadline);
+  auto MapListed(bool of_copies, Map* map, absl::Time deadline);
 
   const Options options_;
   const MappedSource::Options source_options_;
@@ -86,6 +89,7 @@ class MapTransport : public PageTransport {
   MemorySocketClient socket_;
   ChunkMap chunks_;
   GpuChunkMap gpu_chunks_;
+  std::unique_ptr<ChunkRegistrar> registrar_;  // Null: without a GPU.
 
   absl::Mutex mutex_;
   bool staging_held_ ABSL_GUARDED_BY(mutex_) = false;

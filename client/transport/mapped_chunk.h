@@ -86,6 +86,8 @@ class MappedChunk {
 // The chunks of one session. Thread-safe.
 class ChunkMap {
  public:
+  using Chunk = MappedChunk;
+
   // `socket` and `clock` outlive this.
   ChunkMap(const Geometry& geometry, MemorySocketClient* socket, const Clock& clock)
       : geometry_(geometry), socket_(socket), cache_(clock) {}
