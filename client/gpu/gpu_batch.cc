@@ -133,6 +133,7 @@ absl::StatusOr<std::unique_ptr<GpuBatch::Impl>> GpuBatch::Impl::Create(const Opt
   const size_t queries = layout.Add(options.max_tokens * row_bytes);
   const size_t attended = layout.Add(is_rotated_back ? options.max_tokens * row_bytes : 0);
   const size_t left_out = layout.Add(sizeof(uint64_t));
+  const size_t null_pages = layout.Add(sizeof(uint64_t));
   const size_t workspace = layout.Add(batch->workspace_bytes_);
 
   CRUMB_ASSIGN_OR_RETURN(batch->host_, OwnPinnedMemory::Create(table_bytes));
@@ -148,6 +149,7 @@ absl::StatusOr<std::unique_ptr<GpuBatch::Impl>> GpuBatch::Impl::Create(const Opt
   batch->rotated_queries_ = batch->OnDevice<void>(queries);
   batch->attended_ = is_rotated_back ? batch->OnDevice<void>(attended) : nullptr;
   batch->tokens_left_out_ = batch->OnDevice<uint64_t>(left_out);
+  batch->null_pages_ = batch->OnDevice<uint64_t>(null_pages);
   batch->workspace_ = batch->OnDevice<std::byte>(workspace);
   CRUMB_ASSIGN_OR_RETURN(batch->copied_, OwnGpuEvent::Create());
   CRUMB_ASSIGN_OR_RETURN(const std::unique_ptr<OwnGpuStream> stream, OwnGpuStream::Create());

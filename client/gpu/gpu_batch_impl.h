@@ -97,6 +97,7 @@ class GpuBatch::Impl {
   void* rotated_queries_ = nullptr;      // [max_tokens, num_query_heads, head_dim]
   void* attended_ = nullptr;             // Likewise; null: outputs stay rotated.
   uint64_t* tokens_left_out_ = nullptr;
+  uint64_t* null_pages_ = nullptr;
   std::byte* workspace_ = nullptr;
   size_t workspace_bytes_ = 0;
 

@@ -187,6 +187,7 @@ PrefillAttentionParams GpuBatch::Impl::Prefill(uint32_t layer,
   params.windows = Windows(layer, index);
   params.windows.stride = num_windows_[index];
   params.window_tokens = num_tokens - (pages.num_pages() - num_windows_[index]) * kPageTokens;
+  params.null_pages = null_pages_;
   return params;
 }
 
@@ -224,8 +225,18 @@ absl::Status GpuBatch::Impl::TakeProblem(GpuStream stream) {
   };
   CRUMB_RETURN_IF_ERROR(
       internal(TakeAppendRowsProblem(Append(0, rows, options_.max_sequences), stream)));
-  return internal(
-      TakeSplitDecodeProblem(Decode(0, options_.max_sequences, rotated_queries_), stream));
+  const SplitDecodeParams decode = Decode(0, options_.max_sequences, rotated_queries_);
+  CRUMB_RETURN_IF_ERROR(internal(TakeSplitDecodeProblem(decode, stream)));
+  PrefillAttentionParams prefill;
+  prefill.num_queries = prefill.window_tokens = 1;
+  prefill.num_query_heads = decode.num_query_heads;
+  prefill.num_kv_heads = decode.num_kv_heads;
+  prefill.head_dim = decode.head_dim;
+  prefill.queries = decode.queries;
+  prefill.out = decode.out;
+  prefill.windows = decode.windows;
+  prefill.null_pages = null_pages_;
+  return internal(TakePrefillAttentionProblem(prefill, stream));
 }
 
 }  // namespace crumb

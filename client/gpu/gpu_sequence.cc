@@ -151,6 +151,12 @@ GpuSequence::~GpuSequence() {
 uint32_t GpuSequence::length() const {
   return impl_->length();
 }
+const ProfileId* GpuSequence::profile_id() const {
+  return &impl_->pool().options().profile->id();
+}
+HeadRange GpuSequence::heads() const {
+  return impl_->pool().options().heads;
+}
 // shared: both with who else adopts the prefix.
 absl::Status GpuSequence::Adopt(std::shared_ptr<PrefixHandle> prefix,
                                 std::shared_ptr<GpuUpload> upload) {

@@ -322,16 +322,20 @@ absl::StatusOr<std::unique_ptr<PageSource>> ClientImpl::OpenSource(const Session
       prefix, sent_at + (pull ? options.pull_timeout : options.timeout));
 }
 
+absl::Status ClientImpl::CheckRows(const ProfileId& profile_id, const HeadRange& heads) const {
+  if (profile_id == options_.profile->id() && heads == options_.heads) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the sequence is of profile ", profile_id.Short(), " and KV heads ", heads.first, " + ",
+      heads.count, ", the client of profile ", options_.profile->id().Short(), " and KV heads ",
+      options_.heads.first, " + ", options_.heads.count, "; make both with the same"));
+}
+
 absl::StatusOr<PublishResult> ClientImpl::Publish(const Sequence& sequence,
                                                   std::span<const uint32_t> tokens,
                                                   const PublishOptions& options) {
-  if (sequence.profile().id() != options_.profile->id() || sequence.heads() != options_.heads) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the sequence is of profile ", sequence.profile().id().Short(), " and KV heads ",
-        sequence.heads().first, " + ", sequence.heads().count, ", the client of profile ",
-        options_.profile->id().Short(), " and KV heads ", options_.heads.first, " + ",
-        options_.heads.count, "; make both with the same"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckRows(sequence.profile().id(), sequence.heads()));
   SequenceExporter exporter(sequence);
   return PublishPages(exporter, tokens, options);
 }
@@ -342,6 +346,9 @@ absl::StatusOr<PublishResult> ClientImpl::PublishFromGpu(const GpuPages& pages,
   if (options_.gpu < 0) {
     return absl::FailedPreconditionError(
         "ClientOptions::gpu is -1; name the GPU in whose memory the pages are");
+  }
+  if (const ProfileId* profile_id = pages.profile_id(); profile_id != nullptr) {
+    CRUMB_RETURN_IF_ERROR(CheckRows(*profile_id, pages.heads()));
   }
   const ScopedGpu current(options_.gpu);
   CRUMB_RETURN_IF_ERROR(current.status());

@@ -45,6 +45,8 @@ class ClientImpl : public Client {
                                                const PublishOptions& options) override;
 
  private:
+  // Whether rows are of this client's profile and heads.
+  absl::Status CheckRows(const ProfileId& profile_id, const HeadRange& heads) const;
   absl::StatusOr<PublishResult> PublishPages(PageExporter& exporter,
                                              std::span<const uint32_t> tokens,
                                              const PublishOptions& options);

@@ -25,6 +25,9 @@ absl::Status GpuExporter::ExportPage(PageIdx page,
                                             " is not held on the GPU any more; it must stay until "
                                             "the publish returns"));
   }
+  if (const absl::Status status = CheckIsGpuMemory(source, image.size()); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("page ", page.value(), ": ", status.message()));
+  }
   exported_.emplace_back(source, image.size());
   return CopyFromGpu(image, source, stream_->get());
 }

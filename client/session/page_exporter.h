@@ -65,6 +65,7 @@ class GpuExporter : public PageExporter {
   bool HasPage(PageIdx page, PageEncoding encoding) const override {
     return pages_.Page(page, encoding) != nullptr;
   }
+  // INVALID_ARGUMENT also: the page is not in the device's memory.
   absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
   absl::StatusOr<std::vector<uint32_t>> Finish(uint32_t num_heads) override;
   bool wants_registered_memory() const override { return true; }

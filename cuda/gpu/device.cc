@@ -27,6 +27,9 @@ absl::Status CudaStatus(int error, std::string_view what) {
   switch (code) {
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(message);
+    case cudaErrorInvalidResourceHandle:
+      return absl::InvalidArgumentError(
+          absl::StrCat(message, "; streams and events must be alive, and of the current GPU"));
     case cudaErrorNoDevice:
     case cudaErrorInsufficientDriver:
     case cudaErrorDevicesUnavailable:

@@ -98,6 +98,11 @@ absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream /*
   return NoCuda();
 }
 
+absl::Status TakePrefillAttentionProblem(const PrefillAttentionParams& /*params*/,
+                                         GpuStream /*stream*/) {
+  return NoCuda();
+}
+
 absl::StatusOr<GpuUuid> GetGpuUuid(int /*device*/) {
   return NoCuda();
 }
@@ -155,6 +160,10 @@ absl::StatusOr<std::unique_ptr<HostRegistration>> HostRegistration::Create(
   return NoCuda();
 }
 HostRegistration::~HostRegistration() = default;
+
+absl::Status CheckIsGpuMemory(const std::byte* /*data*/, size_t /*bytes*/) {
+  return NoCuda();
+}
 
 absl::Status CopyToGpu(std::byte* /*target*/,
                        std::span<const std::byte> /*source*/,

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/cuda/prefill_attention.h"
 
+#include "absl/strings/str_cat.h"
+
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/take_word.h"
 #include "cuda/launch/prefill_attention.h"
 #include "proto/base/status_macros.h"
 
@@ -28,6 +31,19 @@ absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream st
   CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
   const gpu::LaunchPrefillAttention launch = FormFor(device, params.head_dim);
   return gpu::CudaStatus(launch(params, stream), "launching prefill attention");
+}
+
+absl::Status TakePrefillAttentionProblem(const PrefillAttentionParams& params, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));
+  if (params.null_pages == nullptr) {
+    return absl::OkStatus();
+  }
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t pages, gpu::TakeWord(params.null_pages, stream));
+  return pages == 0 ? absl::OkStatus()
+                    : absl::InvalidArgumentError(absl::StrCat(
+                          "prefill attention met ", pages,
+                          " null pages within history_pages and window_tokens; it took their keys "
+                          "and values for zero: give it all pages"));
 }
 
 }  // namespace crumb

@@ -127,6 +127,25 @@ HostRegistration::~HostRegistration() {
   }
 }
 
+absl::Status CheckIsGpuMemory(const std::byte* data, size_t bytes) {
+  int current = -1;
+  CRUMB_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&current), "asking for the current GPU"));
+  for (const std::byte* at : {data, data + bytes - 1}) {
+    cudaPointerAttributes attributes = {};
+    CRUMB_RETURN_IF_ERROR(
+        CudaStatus(cudaPointerGetAttributes(&attributes, at), "asking what an address is in"));
+    const bool is_on_device = attributes.type == cudaMemoryTypeDevice;
+    if (!is_on_device || attributes.device != current) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("address ", reinterpret_cast<uintptr_t>(at), " is in ",
+                       is_on_device ? absl::StrCat("memory of GPU ", attributes.device)
+                                    : std::string("no memory of a GPU"),
+                       ", it must be in that of GPU ", current));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CopyToGpu(std::byte* target, std::span<const std::byte> source, GpuStream stream) {
   return CudaStatus(
       cudaMemcpyAsync(target, source.data(), source.size(), cudaMemcpyHostToDevice, stream),

@@ -28,9 +28,9 @@ absl::Status ValidateChecksumPages(const ChecksumPagesParams& params) {
 absl::Status ChecksumPagesReference(const ChecksumPagesParams& params) {
   CRUMB_RETURN_IF_ERROR(ValidateChecksumPages(params));
   for (size_t i = 0; i < size_t{params.num_pages} * params.num_ranges; ++i) {
-    const std::byte* range = params.pages[i / params.num_ranges] + params.offset +
-                             i % params.num_ranges * params.range_stride;
-    params.checksums[i] = Crc32c({range, params.range_bytes});
+    const std::byte* image = params.pages[i / params.num_ranges];
+    const std::byte* range = image + params.offset + i % params.num_ranges * params.range_stride;
+    params.checksums[i] = image == nullptr ? 0 : Crc32c({range, params.range_bytes});
   }
   return absl::OkStatus();
 }

@@ -53,6 +53,9 @@ absl::Status ValidatePrefillAttention(const PrefillAttentionParams& params) {
   if (params.lse != nullptr) {
     CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("lse", params.lse, alignof(float)));
   }
+  if (params.null_pages != nullptr) {
+    CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("null_pages", params.null_pages, alignof(uint64_t)));
+  }
   if (params.history.stride > 0) {
     CRUMB_RETURN_IF_ERROR(CheckTable("history", params.history));
   }

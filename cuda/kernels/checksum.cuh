@@ -145,8 +145,12 @@ __global__ __launch_bounds__(kChecksumThreads, 1) void ChecksumKernel(
   for (uint64_t item = warp; item < num_items; item += num_warps) {
     const auto segment = static_cast<uint32_t>(item % plan.num_segments);
     const uint64_t range = item / plan.num_segments;
-    const std::byte* bytes = params.pages[range / params.num_ranges] + params.offset +
-                             range % params.num_ranges * params.range_stride;
+    const std::byte* image = params.pages[range / params.num_ranges];
+    if (image == nullptr) {
+      continue;
+    }
+    const std::byte* bytes =
+        image + params.offset + range % params.num_ranges * params.range_stride;
     const uint64_t begin = units * segment / plan.num_segments;
     const uint64_t end = units * (segment + 1) / plan.num_segments;
     const uint32_t crc =

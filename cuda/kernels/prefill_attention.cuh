@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/null_pages.cuh"
 #include "cuda/kernels/prefill_tiles.cuh"
 
 namespace crumb::gpu {
@@ -82,8 +83,10 @@ class PrefillBlock {
   }
 
  private:
+  // Null: the page is.
   __device__ __forceinline__ const std::byte* BlockOf(const DevicePageTable& table, uint32_t page) {
-    return table.pages[page] + table.block_offset + blockIdx.y * table.head_stride;
+    const std::byte* image = table.pages[page];
+    return image == nullptr ? nullptr : image + table.block_offset + blockIdx.y * table.head_stride;
   }
 
   // Row `half`'s offset in queries and outputs, in elements.
@@ -132,8 +135,10 @@ class PrefillBlock {
       return;
     }
     const uint32_t page = index - params_.history_pages;
-    const uint32_t count = min(params_.window_tokens - page * kPageTokens, kPageTokens);
-    LoadWindowAsync<kDim>(tile, BlockOf(params_.windows, page), static_cast<int>(count));
+    const std::byte* block = BlockOf(params_.windows, page);
+    const uint32_t count =
+        block == nullptr ? 0 : min(params_.window_tokens - page * kPageTokens, kPageTokens);
+    LoadWindowAsync<kDim>(tile, block, static_cast<int>(count));
     CommitCopies();
   }
 
@@ -266,6 +271,7 @@ template <int kDim>
 __global__ __launch_bounds__(kPrefillThreads, kDim == 64 ? 2 : 1) void PrefillAttentionKernel(
     const __grid_constant__ PrefillAttentionParams params) {
   extern __shared__ __align__(16) std::byte memory[];
+  CountNullPages(params);
   PrefillBlock<kDim>(params, *reinterpret_cast<PrefillShared<kDim>*>(memory)).Run();
 }
 

@@ -87,7 +87,7 @@ class PrefillProducer {
     __half2 value_meta;
   };
 
-  // Null behind the last page.
+  // Null behind the last page. What is loaded of a null page is zero.
   __device__ __forceinline__ const std::byte* HistoryImage(uint32_t page) const {
     return page < params_.history_pages ? params_.history.pages[page] : nullptr;
   }
@@ -218,9 +218,12 @@ class PrefillProducer {
 #pragma unroll 1
     for (uint32_t index = params_.history_pages; index < num_tiles_; ++index) {
       const uint32_t page = index - params_.history_pages;
-      const uint32_t count = min(params_.window_tokens - page * kPageTokens, kPageTokens);
-      const std::byte* block = params_.windows.pages[page] + params_.windows.block_offset +
-                               blockIdx.y * params_.windows.head_stride;
+      const std::byte* image = params_.windows.pages[page];
+      // Of a null page no rows: all of them become zero.
+      const uint32_t count =
+          image == nullptr ? 0 : min(params_.window_tokens - page * kPageTokens, kPageTokens);
+      const std::byte* block =
+          image + params_.windows.block_offset + blockIdx.y * params_.windows.head_stride;
       CopyRows(block, static_cast<int>(count), Acquire(index));
       CommitCopies();
       if (page > 0) {

@@ -66,7 +66,11 @@ __device__ __forceinline__ void LoadBlockAsync(std::byte* to, const std::byte* b
   constexpr int kChunks = static_cast<int>(Int2HeadBlock{kDim, kDim}.bytes() / 16);
 #pragma unroll
   for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += kPrefillThreads) {
-    CopyAsync16(to + i * 16, block + i * 16);
+    if (block != nullptr) {
+      CopyAsync16(to + i * 16, block + i * 16);
+    } else {
+      *reinterpret_cast<uint4*>(to + i * 16) = make_uint4(0, 0, 0, 0);
+    }
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/null_pages.cuh"
 #include "cuda/kernels/prefill_group.cuh"
 #include "cuda/kernels/prefill_pages.cuh"
 
@@ -33,6 +34,7 @@ __global__ __launch_bounds__(kPrefillBlockThreads, 1) void PrefillWarpgroupsKern
   if (threadIdx.x == 0) {
     ring.Init();
   }
+  CountNullPages(params);
   __syncthreads();
   const uint32_t role = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
   if (role == 0) {

@@ -17,8 +17,11 @@ namespace {
 void AttendHead(const PrefillAttentionParams& params, uint32_t kv_head) {
   const uint32_t group = params.num_query_heads / params.num_kv_heads;
   const size_t dim = params.head_dim;
+  const std::vector<std::byte> zeros(Bf16HeadBlock{params.head_dim, params.head_dim}.bytes());
   const auto block = [&](const DevicePageTable& table, uint32_t page) {
-    return table.pages[page] + table.block_offset + kv_head * table.head_stride;
+    return table.pages[page] == nullptr
+               ? zeros.data()
+               : table.pages[page] + table.block_offset + kv_head * table.head_stride;
   };
   std::vector<const std::byte*> history;
   for (uint32_t page = 0; page < params.history_pages; ++page) {
@@ -62,6 +65,16 @@ void AttendHead(const PrefillAttentionParams& params, uint32_t kv_head) {
   }
 }
 
+void CountNullPages(const PrefillAttentionParams& params) {
+  if (params.null_pages != nullptr) {
+    const auto* const windows = params.windows.pages;
+    const uint32_t num_windows = (params.window_tokens + kPageTokens - 1) / kPageTokens;
+    *params.null_pages += static_cast<uint64_t>(
+        std::count(params.history.pages, params.history.pages + params.history_pages, nullptr) +
+        std::count(windows, windows + num_windows, nullptr));
+  }
+}
+
 }  // namespace
 
 absl::Status PrefillAttentionReference(const PrefillAttentionParams& params) {
@@ -69,6 +82,7 @@ absl::Status PrefillAttentionReference(const PrefillAttentionParams& params) {
   for (uint32_t kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
     AttendHead(params, kv_head);
   }
+  CountNullPages(params);
   return absl::OkStatus();
 }
 

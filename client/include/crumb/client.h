@@ -95,6 +95,10 @@ class GpuPages {
   virtual ~GpuPages() = default;
 
   virtual uint32_t length() const = 0;  // Tokens.
+  // Of the rows; null where who keeps the pages does not say. A publish by a client of another
+  // profile, or of other heads, is refused.
+  virtual const ProfileId* profile_id() const { return nullptr; }
+  virtual HeadRange heads() const { return {}; }  // With profile_id.
   // The page's image of the rank's heads in device memory, [kv_head][layer] head blocks, as
   // DemotePages and AppendRows write them; null where it is not held in that encoding. All that
   // writes it must have ended, and it must stay until the publish returns.
@@ -154,7 +158,8 @@ class Client {
                                                 std::span<const uint32_t> tokens,
                                                 const PublishOptions& options) = 0;
   // The same from the memory of ClientOptions::gpu; each page's rows are read there once.
-  // FAILED_PRECONDITION also: ClientOptions::gpu is not given.
+  // FAILED_PRECONDITION also: ClientOptions::gpu is not given. INVALID_ARGUMENT also: a page is not
+  // in that memory.
   virtual absl::StatusOr<PublishResult> PublishFromGpu(const GpuPages& pages,
                                                        std::span<const uint32_t> tokens,
                                                        const PublishOptions& options) = 0;

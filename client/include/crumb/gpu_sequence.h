@@ -42,6 +42,8 @@ class GpuSequence : public GpuPages {
 
   // Tokens of finished steps.
   uint32_t length() const override;
+  const ProfileId* profile_id() const override;
+  HeadRange heads() const override;  // Of the rank.
 
   // Starts from a shared prefix: length() becomes its tokens, nothing is copied. Its pages are
   // those of `upload`, or without one those that the lookup found on the GPU. Layers of an upload

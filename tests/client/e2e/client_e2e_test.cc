@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 
 #include "crumb/client.h"
+#include "crumb/cuda/device.h"
 #include "proto/base/clock.h"
 #include "tests/client/e2e/client_fixture.h"
 #include "tests/client/e2e/e2e_model.h"
@@ -157,6 +158,22 @@ TEST_F(ClientTest, SequenceOfAnotherProfileIsRefusedByName) {
       NewClient()->Publish(*sequence, std::span(prompt_).first(128), {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr(other->id().Short()));
+}
+
+TEST_F(ClientTest, DaemonAskedForAGpuArenaWhereThereIsNoGpuSaysSoAndServesFromHostMemory) {
+  if (CurrentGpu().ok()) {
+    GTEST_SKIP() << "there is a GPU here";
+  }
+  StartDaemon({"--store.gpu_arena=64MiB", "--store.gpu_chunk=4MiB"});
+  EXPECT_THAT(daemon_->Log(), HasSubstr("gpu_arena_off"));
+  const auto client = NewClient();
+  ASSERT_TRUE(client->Publish(*Prefill(512), std::span(prompt_).first(512), {}).ok());
+  const auto prefix = client->Lookup(std::span(prompt_).first(513), {.on_gpu = true});
+  ASSERT_TRUE(prefix.ok()) << prefix.status();
+  EXPECT_EQ((*prefix)->usable_tokens(), 512u);
+  EXPECT_EQ((*prefix)->GpuPage(PageIdx(3), PageEncoding::kInt2), nullptr);
+  EXPECT_NE((*prefix)->HeadBlock(PageIdx(3), PageEncoding::kInt2, 0, 0), nullptr);
+  EXPECT_TRUE((*prefix)->Validate().ok()) << (*prefix)->Validate();
 }
 
 TEST_F(ClientTest, DaemonThatDiesEndsPrefixesAndItsSuccessorIsFound) {

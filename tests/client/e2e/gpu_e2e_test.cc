@@ -3,8 +3,13 @@
 // Pages in the daemon's GPU memory, read in place by engines of other processes; and what happens
 // when either end dies. Needs a GPU.
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -208,6 +213,28 @@ TEST_F(GpuClientTest, GpuThatIsNotThereIsRefusedByName) {
       Client::Create({.address = daemon_->address(), .profile = profile_, .gpu = 63});
   EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument) << client.status();
   EXPECT_THAT(client.status().message(), HasSubstr("ClientOptions::gpu is 63"));
+}
+
+TEST_F(GpuClientTest, DescriptorWhoseOwnerDiedStillOpensAndHasItsBytes) {
+  StartDaemon();
+  auto owner = StartEngine(daemon_->address());
+  ASSERT_TRUE(owner.ok()) << owner.status();
+  std::istringstream answer(owner->Ask("share"));
+  pid_t pid = 0;
+  int fd = -1;
+  ASSERT_TRUE(answer >> pid >> fd);
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  const UniqueFd descriptor(static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), fd, 0)));
+  if (descriptor.get() < 0) {
+    GTEST_SKIP() << "pidfd_getfd: " << std::strerror(errno);
+  }
+  owner->Kill();
+  const auto opened = SharedGpuMemory::Open(0, descriptor.get(), 1);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  std::vector<uint8_t> bytes((*opened)->bytes());
+  CRUMB_EXPECT_CUDA(
+      cudaMemcpy(bytes.data(), (*opened)->data(), bytes.size(), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 7), static_cast<ptrdiff_t>(bytes.size()));
 }
 
 using SharedGpuMemoryTest = GpuFixture<testing::Test>;

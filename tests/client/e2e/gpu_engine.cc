@@ -7,9 +7,12 @@
 //   decode               "decoding": launches attention over the prefix for ever, without waiting
 //   watch                "decoding"; and once Validate says that the prefix is over, its code and
 //                        what CUDA said to all the kernels until then
-//   fill, store          writes to a page of the daemon's, by cudaMemset or in a kernel: what CUDA
+//   share                "PID FD": has made memory that can be shared, of this descriptor, its
+//   bytes 7 fill, store          writes to a page of the daemon's, by cudaMemset or in a kernel:
+//   what CUDA
 //                        said to that
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -17,6 +20,7 @@
 
 #include "crumb/client.h"
 #include "crumb/cuda/checksum_pages.h"
+#include "crumb/cuda/shared_memory.h"
 #include "proto/base/clock.h"
 #include "tests/client/e2e/command_loop.h"
 #include "tests/client/e2e/e2e_model.h"
@@ -77,6 +81,15 @@ class Engine {
     return cudaGetErrorName(filled != cudaSuccess ? filled : done);
   }
 
+  std::string Share() {
+    shared_ = *SharedGpuMemory::Create(0, 1);
+    const cudaError_t filled = cudaMemset(shared_->data(), 7, shared_->bytes());
+    const cudaError_t done = cudaDeviceSynchronize();
+    return filled != cudaSuccess || done != cudaSuccess
+               ? "error"
+               : std::to_string(::getpid()) + " " + std::to_string(shared_->fd());
+  }
+
   std::string Watch() {
     Say("decoding");
     GpuAttention attention(*prefix_, *profile_);
@@ -103,6 +116,7 @@ class Engine {
   std::shared_ptr<const Profile> profile_ = GpuE2eProfile();
   std::unique_ptr<Client> client_;
   std::shared_ptr<PrefixHandle> prefix_;
+  std::unique_ptr<SharedGpuMemory> shared_;
 };
 
 int Main(const std::string& address) {
@@ -113,6 +127,7 @@ int Main(const std::string& address) {
                {"validate", [&](uint32_t, uint32_t) { return engine.Validate(); }},
                {"fill", [&](uint32_t, uint32_t) { return engine.Write(/*in_a_kernel=*/false); }},
                {"store", [&](uint32_t, uint32_t) { return engine.Write(/*in_a_kernel=*/true); }},
+               {"share", [&](uint32_t, uint32_t) { return engine.Share(); }},
                {"watch", [&](uint32_t, uint32_t) { return engine.Watch(); }},
                {"decode", [&](uint32_t, uint32_t) { return engine.DecodeForEver(); }}});
 }

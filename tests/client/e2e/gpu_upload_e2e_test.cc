@@ -2,6 +2,8 @@
 //
 // Pages between host memory and an engine's GPU, both ways. Needs a GPU.
 #include <algorithm>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -159,19 +161,61 @@ TEST_F(GpuClientTest, CopiesAreCheckedOnTheGpuInPlaceOfAPassOnTheHost) {
   }
 }
 
+TEST_F(GpuClientTest, DeviceWithoutMemoryForAnUploadIsAStatusWithTheBytes) {
+  StartDaemon();
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  {
+    std::vector<DeviceBuffer<std::byte>> all;
+    size_t available = 0;
+    size_t total = 0;
+    for (size_t bytes = size_t{1} << 36; bytes >= size_t{1} << 12;) {
+      void* memory = nullptr;
+      CRUMB_EXPECT_CUDA(cudaMemGetInfo(&available, &total));
+      if (bytes > available || cudaMalloc(&memory, bytes) != cudaSuccess) {
+        cudaGetLastError();
+        bytes /= 2;
+        continue;
+      }
+      CRUMB_EXPECT_CUDA(cudaFree(memory));
+      all.emplace_back(bytes);
+    }
+    const absl::Status status = prefix->UploadToGpu({}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bytes of a prefix to GPU 0"));
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  const auto upload = prefix->UploadToGpu({});
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  EXPECT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
+}
+
 // What an upload has, as an engine's own pages.
 class UploadedPages : public GpuPages {
  public:
   UploadedPages(const GpuUpload& upload, uint32_t num_tokens)
       : upload_(upload), num_tokens_(num_tokens) {}
   uint32_t length() const override { return num_tokens_; }
+  const ProfileId* profile_id() const override { return profile_id_; }
+  HeadRange heads() const override { return heads_; }
+  void SetRows(const ProfileId* profile_id, const HeadRange& heads) {
+    profile_id_ = profile_id;
+    heads_ = heads;
+  }
+  // Instead of its place on the device.
+  void MovePage(PageIdx page, const std::byte* address) { moved_[page.value()] = address; }
   const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
-    return upload_.Page(page, encoding);
+    const auto moved = moved_.find(page.value());
+    return moved == moved_.end() ? upload_.Page(page, encoding) : moved->second;
   }
 
  private:
   const GpuUpload& upload_;
   const uint32_t num_tokens_;
+  const ProfileId* profile_id_ = nullptr;
+  HeadRange heads_;
+  std::map<uint32_t, const std::byte*> moved_;
 };
 
 TEST_F(GpuClientTest, PagesInAnEnginesGpuMemoryArePublished) {
@@ -191,6 +235,26 @@ TEST_F(GpuClientTest, PagesInAnEnginesGpuMemoryArePublished) {
   EXPECT_EQ(published->tail_pages, 2u);
   EXPECT_EQ(HostImages(other.get(), 513), images);
   ExpectSamePages(*LookupOnGpu(other.get(), 513), images);
+
+  // Nothing is launched over what is not there, or not of these rows: all goes on after it.
+  const auto refuse = [&](const UploadedPages& bad, const char* words) {
+    const absl::Status status =
+        other->PublishFromGpu(bad, E2ePrompt(/*seed=*/77, 512), {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  };
+  UploadedPages foreign(*upload, 512);
+  foreign.MovePage(PageIdx(3), images[3].data());
+  refuse(foreign, "page 3: address");
+  UploadedPages others(*upload, 512);
+  others.SetRows(&profile_->id(), {1, 1});
+  refuse(others, "KV heads 1 + 1, the client of profile");
+  const auto other_profile = MakeTestProfile({.geometry = profile_->geometry(), .seed = 2});
+  others.SetRows(&other_profile->id(), {0, profile_->geometry().num_kv_heads});
+  refuse(others, other_profile->id().Short().c_str());
+  others.SetRows(&profile_->id(), {0, profile_->geometry().num_kv_heads});
+  EXPECT_TRUE(other->PublishFromGpu(others, E2ePrompt(/*seed=*/77, 512), {}).ok());
 
   const UploadedPages shorter(*upload, 256);
   EXPECT_EQ(other->PublishFromGpu(shorter, std::span(prompt_).first(512), {}).status().code(),

@@ -301,6 +301,10 @@ absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream /*
   CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));
   return Enqueue([=] { ExpectOk(PrefillAttentionReference(params)); });
 }
+absl::Status TakePrefillAttentionProblem(const PrefillAttentionParams& params,
+                                         GpuStream /*stream*/) {
+  return ValidatePrefillAttention(params);
+}
 absl::Status DemotePages(const DemotePagesParams& params, GpuStream /*stream*/) {
   CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
   return Enqueue([=] { Demote(params); });

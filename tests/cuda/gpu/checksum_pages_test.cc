@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 
+#include "proto/base/crc32c.h"
 #include "proto/page/geometry.h"
 #include "tests/cuda/gpu/device_buffer.h"
 #include "tests/cuda/gpu/gpu_fixture.h"
@@ -101,6 +102,25 @@ TEST_F(ChecksumPagesGpuTest, OneBitChangesTheChecksum) {
     EXPECT_NE(checksum.Download()[0], before) << "byte " << at;
     CRUMB_EXPECT_CUDA(cudaMemset(bytes.data() + at, 0xff, 1));
   }
+}
+
+TEST_F(ChecksumPagesGpuTest, NullPageHasTheChecksumsOfNoBytes) {
+  const DeviceBuffer<std::byte> bytes(2 * 512);
+  const DeviceBuffer<const std::byte*> table(
+      std::vector<const std::byte*>{nullptr, bytes.data(), nullptr});
+  const DeviceBuffer<uint32_t> checksums(6);
+  ASSERT_TRUE(ChecksumPages({.num_pages = 3,
+                             .num_ranges = 2,
+                             .pages = table.data(),
+                             .range_stride = 512,
+                             .range_bytes = 512,
+                             .checksums = checksums.data()},
+                            nullptr)
+                  .ok());
+  CRUMB_EXPECT_CUDA(cudaDeviceSynchronize());
+  const std::vector<uint32_t> got = checksums.Download();
+  const uint32_t full = Crc32c(std::vector<std::byte>(512, std::byte{0xff}));
+  EXPECT_EQ(got, (std::vector<uint32_t>{0, 0, full, full, 0, 0}));
 }
 
 // A range more than 2^31 bytes from its page's start, and one larger than that.

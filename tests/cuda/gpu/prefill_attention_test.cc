@@ -55,6 +55,13 @@ class DevicePrefill {
                              out_.data(),
                              lse_.data())) {}
   PrefillAttentionParams& params() { return params_; }
+  // Pages of either table that are no longer there, on both sides.
+  void DropPages(uint32_t history, uint32_t window) {
+    CRUMB_EXPECT_CUDA(
+        cudaMemset(history_table_.data() + history, 0, sizeof(history_table_.data()[0])));
+    CRUMB_EXPECT_CUDA(
+        cudaMemset(window_table_.data() + window, 0, sizeof(window_table_.data()[0])));
+  }
   DeviceBuffer<float>& out() { return out_; }
 
   Result Run() {
@@ -173,6 +180,44 @@ TEST_F(PrefillAttentionLimitsGpuTest, MaximaThatRiseLateCount) {
     const Result got = device.Run();
     EXPECT_LT(WorstError(got.out, expected.out), kTolerance) << "head_dim " << dim;
     EXPECT_LT(WorstError(got.lse, expected.lse), 1e-4) << "head_dim " << dim;
+  }
+}
+
+TEST_F(PrefillAttentionLimitsGpuTest, NullPagesCountAsZerosAndAreCounted) {
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    SCOPED_TRACE(dim);
+    const PrefillScene scene(
+        {.dim = dim, .history_pages = 5, .window_tokens = 200, .num_queries = 50});
+    Result expected{std::vector<float>(scene.num_rows() * dim),
+                    std::vector<float>(scene.num_rows())};
+    auto history = scene.HistoryTable(scene.int2().data());
+    auto windows = scene.WindowTable(scene.windows().data());
+    history[3] = windows[1] = nullptr;
+    uint64_t num_null = 0;
+    PrefillAttentionParams params =
+        scene.Params(scene.queries().data(), history.data(), windows.data(), expected.out.data(),
+                     expected.lse.data());
+    params.null_pages = &num_null;
+    ASSERT_TRUE(PrefillAttentionReference(params).ok());
+    EXPECT_EQ(num_null, 2u);
+
+    DevicePrefill device(scene);
+    const DeviceBuffer<uint64_t> found(std::vector<uint64_t>{0});
+    device.params().null_pages = found.data();
+    device.Run();
+    EXPECT_TRUE(TakePrefillAttentionProblem(device.params(), nullptr).ok());
+    device.DropPages(3, 1);
+    const Result got = device.Run();
+    EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
+    EXPECT_LT(WorstError(got.lse, expected.lse), 1e-4);
+    const absl::Status status = TakePrefillAttentionProblem(device.params(), nullptr);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("met 2 null pages"));
+    EXPECT_TRUE(TakePrefillAttentionProblem(device.params(), nullptr).ok()) << "it was taken out";
+    const Result older = device.RunOlderForm();
+    EXPECT_LT(WorstError(older.out, expected.out), kTolerance);
+    EXPECT_FALSE(TakePrefillAttentionProblem(device.params(), nullptr).ok());
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
 }
 

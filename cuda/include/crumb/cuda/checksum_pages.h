@@ -18,10 +18,11 @@ namespace crumb {
 
 struct ChecksumPagesParams {
   uint32_t num_pages = 0;
-  uint32_t num_ranges = 0;                  // Of a page: its head ranges.
-  const std::byte* const* pages = nullptr;  // [num_pages], 16-byte aligned.
-  size_t offset = 0;                        // Of the first range in a page image.
-  size_t range_stride = 0;                  // Geometry::HeadRangeBytes.
+  uint32_t num_ranges = 0;  // Of a page: its head ranges.
+  // [num_pages], 16-byte aligned. Checksums of a null page are 0, as of no bytes.
+  const std::byte* const* pages = nullptr;
+  size_t offset = 0;        // Of the first range in a page image.
+  size_t range_stride = 0;  // Geometry::HeadRangeBytes.
   // A multiple of 512, as head ranges of head_dim 64, 128 and 256 are in either encoding.
   size_t range_bytes = 0;
   uint32_t* checksums = nullptr;  // Out: [num_pages, num_ranges].

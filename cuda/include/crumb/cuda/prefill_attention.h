@@ -39,6 +39,9 @@ struct PrefillAttentionParams {
   uint32_t history_pages = 0;  // Whole pages, <= history.stride. Their order does not matter.
   DevicePageTable windows;  // Sink, recent window and the chunk's own rows, in order of position.
   uint32_t window_tokens = 0;  // >= num_queries, <= windows.stride * 64.
+  // One word of device memory, zeroed before its first use: how many pages of launches were null.
+  // Such a page counts as 64 tokens whose keys and values are zero. Nullable: nobody asks.
+  uint64_t* null_pages = nullptr;
 };
 
 // What can be told without reading device memory. INVALID_ARGUMENT names the field, its value and
@@ -46,9 +49,12 @@ struct PrefillAttentionParams {
 absl::Status ValidatePrefillAttention(const PrefillAttentionParams& params);
 
 // Validates and enqueues on `stream`. INVALID_ARGUMENT as ValidatePrefillAttention, UNIMPLEMENTED
-// or UNAVAILABLE as CurrentGpu, INTERNAL with CUDA's words for a launch that was refused. Pages
-// must not be null.
+// or UNAVAILABLE as CurrentGpu, INTERNAL with CUDA's words for a launch that was refused.
 absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream stream);
+
+// INVALID_ARGUMENT: launches met null pages, how many. OK without null_pages. Waits for `stream`;
+// the word is zero afterwards.
+absl::Status TakePrefillAttentionProblem(const PrefillAttentionParams& params, GpuStream stream);
 
 // The readable twin, in double: the same parameters with pointers to host memory.
 absl::Status PrefillAttentionReference(const PrefillAttentionParams& params);

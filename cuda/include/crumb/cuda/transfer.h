@@ -123,6 +123,11 @@ class HostRegistration {
   [[maybe_unused]] const std::byte* memory_ = nullptr;  // As before_.
 };
 
+// Whether a range begins and ends in memory of the current device. INVALID_ARGUMENT says what it is
+// in instead. For pointers that somebody else has handed in: a kernel that reads others ends all
+// work of the process on the device.
+absl::Status CheckIsGpuMemory(const std::byte* data, size_t bytes);
+
 // Enqueue on `stream`. From or to memory that is not registered, the call may block until the bytes
 // have been taken.
 absl::Status CopyToGpu(std::byte* target, std::span<const std::byte> source, GpuStream stream);
