@@ -136,8 +136,9 @@ class Decode {
   SplitDecodeParams params_;
 };
 
-// The prefix from host memory: a new engine's first upload registers the mapped chunks, later ones
-// find them registered.
+// The prefix from host memory: a new engine's first upload as soon as it is attached, when its
+// chunks are still being registered; that of one which has been attached for a while; and later
+// ones.
 void MeasureUploads(const std::string& address,
                     const std::shared_ptr<const Profile>& profile,
                     std::span<const uint32_t> prompt) {
@@ -148,29 +149,35 @@ void MeasureUploads(const std::string& address,
     Check(cudaStreamSynchronize(stream));
     return MsSince(began);
   };
+  constexpr absl::Duration kForAWhile = absl::Seconds(2);
   for (const uint32_t layers : {1u, 4u, 9u, 36u}) {
-    const auto client = NewClient(address, profile);
+    Times at_once;
     Times first;
     Times layer_0;
     Times all;
     size_t bytes = 0;
-    for (int round = 0; round < 4; ++round) {
-      const auto prefix = Must(client->Lookup(prompt, {.timeout = absl::Seconds(10)}));
-      const absl::Time began = Now();
-      const auto upload = Must(prefix->UploadToGpu({.layers_per_group = layers}));
-      Must(upload->registration());
-      const double of_layer_0 = arrival(*upload, 0, began);
-      const double of_all = arrival(*upload, kGeometry.num_layers - 1, began);
-      bytes = upload->copied_bytes();
-      if (round == 0) {
-        first.ms.push_back(of_all);
-      } else {
-        layer_0.ms.push_back(of_layer_0);
-        all.ms.push_back(of_all);
+    for (const bool waits : {false, true}) {
+      const auto client = NewClient(address, profile);
+      absl::SleepFor(waits ? kForAWhile : absl::ZeroDuration());
+      for (int round = 0; round < 3; ++round) {
+        const auto prefix = Must(client->Lookup(prompt, {.timeout = absl::Seconds(10)}));
+        const absl::Time began = Now();
+        const auto upload = Must(prefix->UploadToGpu({.layers_per_group = layers}));
+        Must(upload->registration());
+        const double of_layer_0 = arrival(*upload, 0, began);
+        const double of_all = arrival(*upload, kGeometry.num_layers - 1, began);
+        bytes = upload->copied_bytes();
+        if (round == 0) {
+          (waits ? first : at_once).ms.push_back(of_all);
+        } else {
+          layer_0.ms.push_back(of_layer_0);
+          all.ms.push_back(of_all);
+        }
       }
     }
     const std::string shape = absl::StrCat("groups of ", layers, " layers");
     Print("upload", shape, std::move(all), bytes);
+    Print("upload", shape + ", an engine's first, just attached", std::move(at_once), bytes);
     Print("upload", shape + ", an engine's first", std::move(first), bytes);
     Print("upload_layer_0", shape, std::move(layer_0), 0);
   }

@@ -6,15 +6,14 @@
 // of it is read in place on the GPU.
 #include <cstring>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/gpu/bf16_pages.h"
 #include "bench/gpu/service_scene.h"
 #include "client/session/control_plane.h"
 #include "client/transport/map_transport.h"
-#include "proto/base/bfloat16.h"
 #include "proto/page/page_header.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/test_profile.h"
@@ -25,39 +24,6 @@ namespace {
 constexpr uint32_t kStepPages = 27;  // A step of the library: 256 MiB.
 constexpr uint32_t kGpuPages = 217;  // 2.05 GB in BF16.
 constexpr uint32_t kCpuPages = 55;
-
-// Rows as a model could make them; the same for all pages.
-std::vector<std::byte> PageOfRows() {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> image(kGeometry.PageBytes(PageEncoding::kBf16));
-  for (size_t i = 0; i < image.size(); i += sizeof(BFloat16)) {
-    const BFloat16 value = BFloat16::FromFloat(normal(random));
-    std::memcpy(&image[i], &value, sizeof(value));
-  }
-  return image;
-}
-
-// Pages of an engine, all in BF16; one page of memory for all of them.
-class Bf16Pages : public GpuPages {
- public:
-  Bf16Pages(std::span<const std::byte> image, uint32_t num_pages) : num_pages_(num_pages) {
-    Check(cudaMalloc(&memory_, image.size()));
-    Check(cudaMemcpy(memory_, image.data(), image.size(), cudaMemcpyHostToDevice));
-  }
-  ~Bf16Pages() override { cudaFree(memory_); }
-  Bf16Pages(const Bf16Pages&) = delete;
-  Bf16Pages& operator=(const Bf16Pages&) = delete;
-
-  uint32_t length() const override { return num_pages_ * kPageTokens; }
-  const std::byte* Page(PageIdx /*page*/, PageEncoding encoding) const override {
-    return encoding == PageEncoding::kBf16 ? memory_ : nullptr;
-  }
-
- private:
-  const uint32_t num_pages_;
-  std::byte* memory_ = nullptr;
-};
 
 // Speaks to the daemon without the library, to time the commit alone.
 class Stager {

@@ -95,10 +95,36 @@ def service(figures):
     yield "| what | of | ms, median | least | most | runs | GB/s |"
     yield "|---|---|---|---|---|---|---|"
     for figure in figures:
-        if figure.get("service"):
+        if figure.get("service") and figure["op"] != "first_token":
             rate = f"{figure['bytes'] / figure['ms'] / 1e6:.1f}" if figure["bytes"] else ""
             yield (f"| {figure['op']} | {figure['shape']} | {figure['ms']:.2f} | {figure['min_ms']:.2f} "
                    f"| {figure['max_ms']:.2f} | {figure['n']} | {rate} |")
+    yield ""
+
+
+def first_tokens(figures):
+    """How long a second engine takes to its first token, beside computing the prompt anew."""
+    estimates = {figure["tokens"]: figure for figure in figures if figure["op"] == "prefill_estimate"}
+    products = next((figure["token_ms"] for figure in figures if figure["op"] == "token_products"), None)
+    shown = [figure for figure in figures if figure["op"] == "first_token" and figure["tokens"] in estimates]
+    if not shown or products is None:
+        return
+    yield "A second engine's time to its first token, in ms: from its lookup to the end of a decode step of all layers, validated;"
+    yield f"with the matrix products of that token, {products:.2f} ms; and what computing the prompt would take at least, by the"
+    yield "rates of matrix products and of causal attention. Products and rates are of this run."
+    yield ""
+    yield "| second engine | lookup to the step's end | with products | prompt computed | times faster |"
+    yield "|---|---|---|---|---|"
+    for figure in shown:
+        whole = figure["ms"] + products
+        estimate = estimates[figure["tokens"]]["estimate_ms"]
+        yield (f"| {figure['shape']} | {figure['ms']:.2f} | {whole:.2f} | {estimate:.0f} | {estimate / whole:.0f} |")
+    yield ""
+    for tokens, figure in estimates.items():
+        yield (f"{tokens} tokens: {figure['products_tflop']:.0f} TFLOP of products (2 x weights x tokens) at "
+               f"{figure['products_tflops']:.0f} TFLOP/s and {figure['attention_tflop']:.0f} of attention (2 x tokens^2 x "
+               f"heads x head_dim x layers) at {figure['attention_tflops']:.0f} ({figure['attention_by']}, "
+               f"{figure['attention_measured_at']} tokens).")
     yield ""
 
 
@@ -116,7 +142,7 @@ def main():
     checks = pathlib.Path(arguments.checks).read_text().strip().splitlines()
     result = {"schema": 1, "machine": {"gpu": name, "driver": driver, "copy_gb_per_s": copy,
                                        "date": now.isoformat(timespec="seconds"), "commit": arguments.commit},
-              "checks": checks, "figures": [figure for figure in figures if "ms" in figure or "share" in figure],
+              "checks": checks, "figures": [figure for figure in figures if {"ms", "share", "estimate_ms", "token_ms"} & figure.keys()],
               "versions": next((figure for figure in figures if figure["op"] == "rivals"), None)}
     stem = f"{now.date()}-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-').lower()}-{arguments.commit[:12]}"
     folder = pathlib.Path(arguments.out)
@@ -127,7 +153,7 @@ def main():
             "is of one layer, 36 in turns. Overlapped: the launch may begin while the one before it ends. Reached: the",
             "goal's time as a share of the measured.", "",
             *table(figures, copy), "", *shares(figures), "", *hosts(figures), "", "Attention of one layer over context length:", "",
-            *contexts(figures), "", *service(figures), "Checks:", "", *(f"    {line}" for line in checks), ""]
+            *contexts(figures), "", *service(figures), *first_tokens(figures), "Checks:", "", *(f"    {line}" for line in checks), ""]
     (folder / f"{stem}.md").write_text("\n".join(text))
     print("\n".join(text))
 

@@ -8,46 +8,15 @@ turns so that no cache holds what the next call reads, timed as replays of a CUD
     rivals.py [--quick]
 """
 import argparse
-import json
-import statistics
 import sys
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-HEADS, KV_HEADS, DIM = 32, 8, 128
-GROUP = HEADS // KV_HEADS
-SHAPES = [("1x32K", 1, 32768, 12), ("1x100K", 1, 99968, 6), ("8x32K", 8, 32768, 4), ("32x32K", 32, 32768, 2)]
-CALLS = 12
+from rival_timing import CALLS, DIM, GROUP, HEADS, KV_HEADS, SHAPES, best_of, emit, graph_ms, print_line, random_bf16
+
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
-
-
-def graph_ms(calls, replays=15):
-    """Milliseconds a call of `calls`, a list of functions run one after the other in one graph; a median."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    times = []
-    for i in range(replays + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if i >= 2:
-            times.append(begin.elapsed_time(end) / len(calls))
-    return statistics.median(times)
-
-
-def random_bf16(*shape):
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
 def attend(query, key, value, backend):
@@ -58,18 +27,6 @@ def attend(query, key, value, backend):
 def decode_forms(sequences):
     """Queries of one token: 32 heads with GQA, or the heads of a group as queries of one KV head."""
     return {"gqa": random_bf16(sequences, HEADS, 1, DIM), "grouped": random_bf16(sequences, KV_HEADS, GROUP, DIM)}
-
-
-def best_of(candidates):
-    """(ms, name) of the fastest candidate that works: {name: list of calls}."""
-    results = []
-    for name, calls in candidates.items():
-        try:
-            results.append((graph_ms(calls), name))
-        except Exception as error:  # A form that a backend does not have is no candidate.
-            print(f"{name}: {str(error).splitlines()[0][:160]}", file=sys.stderr)
-            torch.cuda.synchronize()
-    return min(results) if results else None
 
 
 def split_decode(shapes):
@@ -99,8 +56,8 @@ def contexts(no_cache_bytes=400e6):
             calls = [lambda k=key, v=value, q=query: attend(q, k, v, BACKENDS["cudnn"]) for key, value in caches]
             best = best_of({"cudnn gqa": calls * -(-CALLS // buffers)})
             if best is not None:
-                print(json.dumps({"op": "decode_context", "rival": "cudnn", "form": best[1], "sequences": sequences,
-                                  "context": context, "ms": round(best[0], 5)}), flush=True)
+                print_line({"op": "decode_context", "rival": "cudnn", "form": best[1], "sequences": sequences,
+                            "context": context, "ms": round(best[0], 5)})
             del caches, calls
             torch.cuda.empty_cache()
 
@@ -148,26 +105,79 @@ def prefill_attention(queries=2048, prefix=32768, buffers=2):
         emit("prefill_attention", "2K over 32K", rival, best_of({f"{rival} gqa": calls}))
 
 
-def emit(op, shape, rival, result):
-    if result is not None:
-        print(json.dumps({"op": op, "shape": shape, "rival": rival, "form": result[1], "ms": round(result[0], 5)}),
-              flush=True)
+# What a prompt costs that is computed anew, beside the time that an engine needs which finds it in the service: the
+# matrix products of an 8B model (Qwen3-8B: rows of 4,096, 12,288 inside of the MLP, a vocabulary of 151,936) and causal
+# attention, each at the rate measured here. Left out is all else of a prefill, so that it counts as faster than it is.
+LAYERS, HIDDEN, INNER, VOCABULARY = 36, 4096, 12288, 151936
+PRODUCTS = [(HIDDEN, (HEADS + 2 * KV_HEADS) * DIM), (HEADS * DIM, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN)]
+
+
+def products_ms(rows, layers):
+    """Milliseconds of a layer's products, each of `layers` layers with weights of its own."""
+    inputs = {width: random_bf16(rows, width) for width, _ in PRODUCTS}
+    calls = [lambda x=inputs[width], w=random_bf16(out, width): F.linear(x, w)
+             for _ in range(layers) for width, out in PRODUCTS]
+    return graph_ms(calls) * len(PRODUCTS)
+
+
+def prefill_estimate(prompts=(8192, 99968), rows=8192):
+    layer_ms = products_ms(rows, layers=2)
+    weights = sum(width * out for width, out in PRODUCTS)
+    for tokens in prompts:
+        longest = min(tokens, 32768)
+        heads = [random_bf16(1, count, longest, DIM) for count in (HEADS, KV_HEADS, KV_HEADS)]
+
+        def causal(backend):
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+
+        attention = best_of({name: [lambda b=backend: causal(b)] for name, backend in BACKENDS.items()})
+        products_tflop = 2e-12 * weights * tokens * LAYERS
+        attention_tflop = 2e-12 * tokens**2 * HEADS * DIM * LAYERS
+        products_rate = 2e-9 * weights * rows / layer_ms
+        attention_rate = 2e-9 * longest**2 * HEADS * DIM / attention[0]
+        print_line({"op": "prefill_estimate", "tokens": tokens,
+                    "estimate_ms": round(1e3 * (products_tflop / products_rate + attention_tflop / attention_rate), 1),
+                    "products_tflop": round(products_tflop, 1), "products_tflops": round(products_rate, 1),
+                    "attention_tflop": round(attention_tflop, 1), "attention_tflops": round(attention_rate, 1),
+                    "attention_by": attention[1], "attention_measured_at": longest})
+    torch.cuda.empty_cache()
+
+
+def token_products():
+    """Those of one token of all layers, and the last one: what a decode step takes besides attention."""
+    last = random_bf16(VOCABULARY, HIDDEN)
+    row = random_bf16(1, HIDDEN)
+    print_line({"op": "token_products",
+                "token_ms": round(products_ms(1, LAYERS) * LAYERS + graph_ms([lambda: F.linear(row, last)] * 4), 3)})
+    torch.cuda.empty_cache()
+
+
+def measure_flashinfer(quick):
+    """The version that was measured, or why there was none."""
+    try:
+        import flashinfer
+        import rival_flashinfer
+    except ImportError as error:
+        print(f"FlashInfer is not installed ({error}): not measured", file=sys.stderr)
+        return "not installed, not measured"
+    rival_flashinfer.measure(quick)
+    return flashinfer.__version__
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the two small shapes only")
     arguments = parser.parse_args()
-    print(json.dumps({"op": "rivals", "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}))
     split_decode(SHAPES[:2] if arguments.quick else SHAPES)
     if not arguments.quick:
         shared_decode()
         prefill_attention()
         contexts()
-    try:
-        import flashinfer  # noqa: F401 pylint: disable=unused-import
-    except ImportError:
-        print("FlashInfer is not installed: not measured", file=sys.stderr)
+        prefill_estimate()
+        token_products()
+    print_line({"op": "rivals", "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
+                "flashinfer": measure_flashinfer(arguments.quick)})
 
 
 if __name__ == "__main__":

@@ -87,13 +87,14 @@ struct Times {
   }
 };
 
-// A line of JSON for report.py. `bytes` 0: none are moved.
-inline void Print(const char* op, const std::string& shape, Times times, size_t bytes) {
+// A line of JSON for report.py. `bytes` 0: none are moved. `tokens` 0: not said.
+inline void Print(
+    const char* op, const std::string& shape, Times times, size_t bytes, uint32_t tokens = 0) {
   const double median = times.Median();
   std::printf(
       "{\"op\": \"%s\", \"service\": true, \"shape\": \"%s\", \"ms\": %.3f, \"min_ms\": %.3f, "
-      "\"max_ms\": %.3f, \"n\": %zu, \"bytes\": %zu}\n",
-      op, shape.c_str(), median, times.ms.front(), times.ms.back(), times.ms.size(), bytes);
+      "\"max_ms\": %.3f, \"n\": %zu, \"bytes\": %zu, \"tokens\": %u}\n",
+      op, shape.c_str(), median, times.ms.front(), times.ms.back(), times.ms.size(), bytes, tokens);
   std::fflush(stdout);
 }
 
