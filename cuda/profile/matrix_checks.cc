@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "proto/base/status_macros.h"
+
 namespace crumb {
 namespace {
 
@@ -30,6 +32,14 @@ float Dot(const float* a, const float* b, size_t count) {
     sum += lane;
   }
   return sum;
+}
+
+absl::Status CheckDiagonal(const std::string& name, float element, size_t row, size_t dim) {
+  if (!(element > 0)) {
+    return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
+                  "] is ", element, "; it must be positive");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -69,10 +79,7 @@ absl::Status CheckInverse(const std::string& name,
 
 absl::Status CheckSymmetric(const std::string& name, const float* metric, size_t dim) {
   for (size_t row = 0; row < dim; ++row) {
-    if (!(metric[row * dim + row] > 0)) {
-      return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
-                    "] is ", metric[row * dim + row], "; it must be positive");
-    }
+    CRUMB_RETURN_IF_ERROR(CheckDiagonal(name, metric[row * dim + row], row, dim));
     for (size_t column = 0; column < row; ++column) {
       if (metric[row * dim + column] != metric[column * dim + row]) {
         return Refuse("tensor '", name, "' is not symmetric: elements (", row, ", ", column,
@@ -86,10 +93,7 @@ absl::Status CheckSymmetric(const std::string& name, const float* metric, size_t
 
 absl::Status CheckUpperTriangular(const std::string& name, const float* factor, size_t dim) {
   for (size_t row = 0; row < dim; ++row) {
-    if (!(factor[row * dim + row] > 0)) {
-      return Refuse("tensor '", name, "': element ", row, " of the diagonal of [", dim, ", ", dim,
-                    "] is ", factor[row * dim + row], "; it must be positive");
-    }
+    CRUMB_RETURN_IF_ERROR(CheckDiagonal(name, factor[row * dim + row], row, dim));
     for (size_t column = 0; column < row; ++column) {
       if (factor[row * dim + column] != 0) {
         return Refuse("tensor '", name, "': row ", row, ", column ", column, " of [", dim, ", ",
