@@ -32,6 +32,28 @@ struct WgmmaElement<__nv_bfloat16> {
   static constexpr char kName[] = "bf16";
 };
 
+// What inline assembly must list: the names of a product's sums, %0 and on, and the operands
+// themselves, `how` being their constraint. Each number of sums is the next smaller and some more.
+#define CRUMB_SUM_NAMES_32                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
+  "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CRUMB_SUM_NAMES_36 CRUMB_SUM_NAMES_32 ", %32, %33, %34, %35"
+#define CRUMB_SUM_NAMES_64                                                        \
+  CRUMB_SUM_NAMES_36                                                              \
+  ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+  "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define CRUMB_SUM_NAMES_68 CRUMB_SUM_NAMES_64 ", %64, %65, %66, %67"
+
+#define CRUMB_4_SUMS(how, d, i) how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3])
+#define CRUMB_16_SUMS(how, d, i)                                                     \
+  CRUMB_4_SUMS(how, d, i), CRUMB_4_SUMS(how, d, i + 4), CRUMB_4_SUMS(how, d, i + 8), \
+      CRUMB_4_SUMS(how, d, i + 12)
+#define CRUMB_SUMS_32(how, d) CRUMB_16_SUMS(how, d, 0), CRUMB_16_SUMS(how, d, 16)
+#define CRUMB_SUMS_36(how, d) CRUMB_SUMS_32(how, d), CRUMB_4_SUMS(how, d, 32)
+#define CRUMB_SUMS_64(how, d) \
+  CRUMB_SUMS_32(how, d), CRUMB_16_SUMS(how, d, 32), CRUMB_16_SUMS(how, d, 48)
+#define CRUMB_SUMS_68(how, d) CRUMB_SUMS_64(how, d), CRUMB_4_SUMS(how, d, 64)
+
 // d[64 x kColumns] = A[64 x 16] x B[16 x kColumns] (+ d, if `accumulate` is not 0), fp16 or bf16
 // into f32. A warp has 16 rows of A and of d, in the layout of mma.m16n8k16 repeated over columns.
 // `b` is a descriptor; kTransposeB: 0 if the 16 elements of a column are contiguous, 1 if those of
@@ -39,114 +61,29 @@ struct WgmmaElement<__nv_bfloat16> {
 template <int kColumns, typename Element>
 struct Wgmma;
 
-template <typename Element>
-struct Wgmma<128, Element> {
-  template <int kTransposeB>
-  static __device__ __forceinline__ void Run(float (&d)[64],
-                                             const uint32_t (&a)[4],
-                                             uint64_t b,
-                                             int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.%71.%71 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB),
-          "C"(WgmmaElement<Element>::kName));
+// The last seven are the numbers of the operands after `sums` sums.
+#define CRUMB_WGMMA(columns, sums, a0, a1, a2, a3, desc, more, transpose, type)                    \
+  template <typename Element>                                                                      \
+  struct Wgmma<columns, Element> {                                                                 \
+    template <int kTransposeB>                                                                     \
+    static __device__ __forceinline__ void Run(float (&d)[sums],                                   \
+                                               const uint32_t (&a)[4],                             \
+                                               uint64_t b,                                         \
+                                               int accumulate) {                                   \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #more                                      \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.%" #type ".%" #type \
+                   " {" CRUMB_SUM_NAMES_##sums "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3           \
+                                               "}, %" #desc ", p, 1, 1, %" #transpose ";\n}"       \
+                   : CRUMB_SUMS_##sums("+f", d)                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),          \
+                     "n"(kTransposeB), "C"(WgmmaElement<Element>::kName));                         \
+    }                                                                                              \
   }
-};
-
-template <typename Element>
-struct Wgmma<64, Element> {
-  template <int kTransposeB>
-  static __device__ __forceinline__ void Run(float (&d)[32],
-                                             const uint32_t (&a)[4],
-                                             uint64_t b,
-                                             int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.%39.%39 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB),
-          "C"(WgmmaElement<Element>::kName));
-  }
-};
-
-template <typename Element>
-struct Wgmma<136, Element> {
-  template <int kTransposeB>
-  static __device__ __forceinline__ void Run(float (&d)[68],
-                                             const uint32_t (&a)[4],
-                                             uint64_t b,
-                                             int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %73, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n136k16.f32.%75.%75 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67}, "
-        "{%68, %69, %70, %71}, %72, p, 1, 1, %74;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB),
-          "C"(WgmmaElement<Element>::kName));
-  }
-};
-
-template <typename Element>
-struct Wgmma<72, Element> {
-  template <int kTransposeB>
-  static __device__ __forceinline__ void Run(float (&d)[36],
-                                             const uint32_t (&a)[4],
-                                             uint64_t b,
-                                             int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %41, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n72k16.f32.%43.%43 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35}, "
-        "{%36, %37, %38, %39}, %40, p, 1, 1, %42;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB),
-          "C"(WgmmaElement<Element>::kName));
-  }
-};
+CRUMB_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38, 39);
+CRUMB_WGMMA(72, 36, 36, 37, 38, 39, 40, 41, 42, 43);
+CRUMB_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70, 71);
+CRUMB_WGMMA(136, 68, 68, 69, 70, 71, 72, 73, 74, 75);
+#undef CRUMB_WGMMA
 
 // The same with A in shared memory too: 16 contiguous elements a row.
 template <typename Element>
@@ -156,15 +93,9 @@ __device__ __forceinline__ void WgmmaShared64(float (&d)[32],
                                               int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 {" CRUMB_SUM_NAMES_32
+      "}, %32, %33, p, 1, 1, 0, 0;\n}"
+      : CRUMB_SUMS_32("+f", d)
       : "l"(a), "l"(b), "r"(accumulate), "C"(WgmmaElement<Element>::kName));
 }
 
@@ -173,54 +104,35 @@ __device__ __forceinline__ void WgmmaShared64(float (&d)[32],
 template <int kColumns>
 struct WgmmaU8S8;
 
-template <>
-struct WgmmaU8S8<128> {
-  static __device__ __forceinline__ void Run(int (&d)[64],
-                                             const uint32_t (&a)[4],
-                                             uint64_t b,
-                                             int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p;\n}"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]),
-          "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]),
-          "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]),
-          "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]),
-          "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31]), "+r"(d[32]), "+r"(d[33]), "+r"(d[34]),
-          "+r"(d[35]), "+r"(d[36]), "+r"(d[37]), "+r"(d[38]), "+r"(d[39]), "+r"(d[40]), "+r"(d[41]),
-          "+r"(d[42]), "+r"(d[43]), "+r"(d[44]), "+r"(d[45]), "+r"(d[46]), "+r"(d[47]), "+r"(d[48]),
-          "+r"(d[49]), "+r"(d[50]), "+r"(d[51]), "+r"(d[52]), "+r"(d[53]), "+r"(d[54]), "+r"(d[55]),
-          "+r"(d[56]), "+r"(d[57]), "+r"(d[58]), "+r"(d[59]), "+r"(d[60]), "+r"(d[61]), "+r"(d[62]),
-          "+r"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+#define CRUMB_WGMMA_U8S8(columns, sums, a0, a1, a2, a3, desc, more)                          \
+  template <>                                                                                \
+  struct WgmmaU8S8<columns> {                                                                \
+    static __device__ __forceinline__ void Run(int (&d)[sums],                               \
+                                               const uint32_t (&a)[4],                       \
+                                               uint64_t b,                                   \
+                                               int accumulate) {                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #more                                \
+                   ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns                        \
+                   "k32.s32.u8.s8 {" CRUMB_SUM_NAMES_##sums "}, {%" #a0 ", %" #a1 ", %" #a2  \
+                                                            ", %" #a3 "}, %" #desc ", p;\n}" \
+                   : CRUMB_SUMS_##sums("+r", d)                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));   \
+    }                                                                                        \
   }
-};
+CRUMB_WGMMA_U8S8(64, 32, 32, 33, 34, 35, 36, 37);
+CRUMB_WGMMA_U8S8(128, 64, 64, 65, 66, 67, 68, 69);
+#undef CRUMB_WGMMA_U8S8
 
-template <>
-struct WgmmaU8S8<64> {
-  static __device__ __forceinline__ void Run(int (&d)[32],
-                                             const uint32_t (&a)[4],
-                                             uint64_t b,
-                                             int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p;\n}"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]),
-          "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]),
-          "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]),
-          "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]),
-          "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-  }
-};
+#undef CRUMB_SUM_NAMES_32
+#undef CRUMB_SUM_NAMES_36
+#undef CRUMB_SUM_NAMES_64
+#undef CRUMB_SUM_NAMES_68
+#undef CRUMB_SUMS_32
+#undef CRUMB_SUMS_36
+#undef CRUMB_SUMS_64
+#undef CRUMB_SUMS_68
+#undef CRUMB_4_SUMS
+#undef CRUMB_16_SUMS
 
 // B in shared memory without swizzle: cores of 128 contiguous bytes, 8 columns of 8 k (of bytes, 16
 // k); `k_stride` bytes from a core to the next of more k, `column_stride` to the next of 8 more
