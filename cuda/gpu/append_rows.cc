@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/launch_gpu.h"
 #include "cuda/gpu/take_word.h"
 #include "cuda/launch/append_rows.h"
 #include "proto/base/status_macros.h"
@@ -13,7 +14,7 @@ namespace crumb {
 
 absl::Status AppendRows(const AppendRowsParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateAppendRows(params));
-  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, gpu::LaunchGpu(stream));
   const int error =
       gpu::LaunchAppendRows(params, device.num_multiprocessors, device.major >= 9, stream);
   return gpu::CudaStatus(error, "launching append_rows");

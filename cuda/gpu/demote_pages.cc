@@ -2,6 +2,7 @@
 #include "crumb/cuda/demote_pages.h"
 
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/launch_gpu.h"
 #include "cuda/gpu/take_word.h"
 #include "cuda/launch/demote_pages.h"
 #include "proto/base/status_macros.h"
@@ -10,7 +11,7 @@ namespace crumb {
 
 absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateDemotePages(params));
-  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, gpu::LaunchGpu(stream));
   const gpu::LaunchDemotePages launch = params.heads.head_dim == 64    ? gpu::LaunchDemotePages64
                                         : params.heads.head_dim == 128 ? gpu::LaunchDemotePages128
                                                                        : gpu::LaunchDemotePages256;

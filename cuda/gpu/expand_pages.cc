@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/launch_gpu.h"
 #include "cuda/gpu/take_word.h"
 #include "cuda/launch/expand_pages.h"
 #include "proto/base/status_macros.h"
@@ -12,7 +13,7 @@ namespace crumb {
 
 absl::Status ExpandPages(const ExpandPagesParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateExpandPages(params));
-  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, gpu::LaunchGpu(stream));
   const gpu::LaunchExpandPages launch = params.heads.head_dim == 64    ? gpu::LaunchExpandPages64
                                         : params.heads.head_dim == 128 ? gpu::LaunchExpandPages128
                                                                        : gpu::LaunchExpandPages256;

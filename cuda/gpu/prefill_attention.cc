@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/launch_gpu.h"
 #include "cuda/gpu/take_word.h"
 #include "cuda/launch/prefill_attention.h"
 #include "proto/base/status_macros.h"
@@ -28,7 +29,7 @@ gpu::LaunchPrefillAttention FormFor(const GpuDevice& device, uint32_t head_dim) 
 
 absl::Status PrefillAttention(const PrefillAttentionParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidatePrefillAttention(params));
-  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, gpu::LaunchGpu(stream));
   const gpu::LaunchPrefillAttention launch = FormFor(device, params.head_dim);
   return gpu::CudaStatus(launch(params, stream), "launching prefill attention");
 }

@@ -7,6 +7,7 @@
 
 #include "crumb/cuda/split_decode.h"
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/launch_gpu.h"
 #include "cuda/launch/shared_prefix.h"
 #include "proto/base/status_macros.h"
 
@@ -60,7 +61,7 @@ absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& para
 
 absl::Status SharedDecode(const SharedDecodeParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateSharedDecode(params));
-  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, gpu::LaunchGpu(stream));
   if (device.major != 9) {
     return absl::UnimplementedError(absl::StrCat(
         "shared_decode needs compute capability 9.0 and ", device.name, " has ", device.major, ".",

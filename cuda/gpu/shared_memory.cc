@@ -11,12 +11,14 @@
 
 #include "crumb/cuda/transfer.h"
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/driver_function.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
 namespace {
 
-// The driver's functions, found at run time: programs start where there is no driver at all.
+using gpu::FindDriverFunction;
+
 struct Driver {
   decltype(&cuMemCreate) create = nullptr;
   decltype(&cuMemRelease) release = nullptr;
@@ -30,31 +32,19 @@ struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
 };
 
-template <typename Function>
-bool Find(const char* name, Function* function) {
-  constexpr unsigned kVersion = 12000;  // Whose form of the functions cuda.h declares.
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  if (cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  *function = reinterpret_cast<Function>(found);
-  return true;
-}
-
 absl::StatusOr<const Driver*> GetDriver() {
   static const std::pair<Driver, bool> kFound = [] {
     Driver d;
-    const bool all = Find("cuMemCreate", &d.create) && Find("cuMemRelease", &d.release) &&
-                     Find("cuMemExportToShareableHandle", &d.export_handle) &&
-                     Find("cuMemImportFromShareableHandle", &d.import_handle) &&
-                     Find("cuMemAddressReserve", &d.reserve) &&
-                     Find("cuMemAddressFree", &d.free_address) && Find("cuMemMap", &d.map) &&
-                     Find("cuMemUnmap", &d.unmap) && Find("cuMemSetAccess", &d.set_access) &&
-                     Find("cuMemGetAllocationGranularity", &d.granularity);
+    const bool all = FindDriverFunction("cuMemCreate", &d.create) &&
+                     FindDriverFunction("cuMemRelease", &d.release) &&
+                     FindDriverFunction("cuMemExportToShareableHandle", &d.export_handle) &&
+                     FindDriverFunction("cuMemImportFromShareableHandle", &d.import_handle) &&
+                     FindDriverFunction("cuMemAddressReserve", &d.reserve) &&
+                     FindDriverFunction("cuMemAddressFree", &d.free_address) &&
+                     FindDriverFunction("cuMemMap", &d.map) &&
+                     FindDriverFunction("cuMemUnmap", &d.unmap) &&
+                     FindDriverFunction("cuMemSetAccess", &d.set_access) &&
+                     FindDriverFunction("cuMemGetAllocationGranularity", &d.granularity);
     return std::pair(d, all);
   }();
   if (!kFound.second) {

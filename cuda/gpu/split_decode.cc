@@ -9,6 +9,7 @@
 
 #include "cuda/gpu/cuda_status.h"
 #include "cuda/gpu/decode_grid.h"
+#include "cuda/gpu/launch_gpu.h"
 #include "cuda/launch/decode_workspace.h"
 #include "proto/base/status_macros.h"
 
@@ -130,7 +131,7 @@ absl::StatusOr<size_t> SplitDecodeWorkspaceBytes(const SplitDecodeParams& params
 
 absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params));
-  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
+  CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, gpu::LaunchGpu(stream));
   return gpu::SplitDecodeOnGrid(params, gpu::ChooseSplitDecodeGrid(params, device), stream);
 }
 

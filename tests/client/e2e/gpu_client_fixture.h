@@ -24,13 +24,13 @@ class GpuClientTest : public GpuFixture<ClientTest> {
                                                         "--store.gpu_chunk=4MiB"}) {
     StartDaemon(std::move(flags));
   }
-  std::unique_ptr<Client> NewGpuClient(std::string tenant = "default") {
+  std::unique_ptr<Client> NewGpuClient(std::string tenant = "default", int gpu = 0) {
     auto client = Client::Create({.address = daemon_->address(),
                                   .tenant = std::move(tenant),
                                   .profile = profile_,
                                   .data_plane = DataPlane::kMap,
                                   .reconnect_backoff_max = absl::Milliseconds(200),
-                                  .gpu = 0});
+                                  .gpu = gpu});
     EXPECT_TRUE(client.ok()) << client.status();
     EXPECT_TRUE((*client)->WaitAttached(absl::Seconds(20)).ok())
         << (*client)->WaitAttached(absl::ZeroDuration());

@@ -2,7 +2,6 @@
 //
 // Pages between host memory and an engine's GPU, both ways. Needs a GPU.
 #include <algorithm>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/client/e2e/gpu_client_fixture.h"
+#include "tests/client/e2e/uploaded_pages.h"
 
 namespace crumb {
 namespace {
@@ -190,33 +190,6 @@ TEST_F(GpuClientTest, DeviceWithoutMemoryForAnUploadIsAStatusWithTheBytes) {
   ASSERT_TRUE(upload.ok()) << upload.status();
   EXPECT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
 }
-
-// What an upload has, as an engine's own pages.
-class UploadedPages : public GpuPages {
- public:
-  UploadedPages(const GpuUpload& upload, uint32_t num_tokens)
-      : upload_(upload), num_tokens_(num_tokens) {}
-  uint32_t length() const override { return num_tokens_; }
-  const ProfileId* profile_id() const override { return profile_id_; }
-  HeadRange heads() const override { return heads_; }
-  void SetRows(const ProfileId* profile_id, const HeadRange& heads) {
-    profile_id_ = profile_id;
-    heads_ = heads;
-  }
-  // Instead of its place on the device.
-  void MovePage(PageIdx page, const std::byte* address) { moved_[page.value()] = address; }
-  const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
-    const auto moved = moved_.find(page.value());
-    return moved == moved_.end() ? upload_.Page(page, encoding) : moved->second;
-  }
-
- private:
-  const GpuUpload& upload_;
-  const uint32_t num_tokens_;
-  const ProfileId* profile_id_ = nullptr;
-  HeadRange heads_;
-  std::map<uint32_t, const std::byte*> moved_;
-};
 
 TEST_F(GpuClientTest, PagesInAnEnginesGpuMemoryArePublished) {
   StartGpuDaemon();

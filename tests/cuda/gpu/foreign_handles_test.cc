@@ -24,7 +24,6 @@
 namespace crumb {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 using ForeignHandlesGpuTest = GpuFixture<testing::Test>;
@@ -119,7 +118,26 @@ class Parameters {
   std::byte* const memory_ = buffer_.data();
 };
 
-TEST_F(ForeignHandlesGpuTest, StreamOfAnotherDeviceIsRefusedByEveryOp) {
+void ExpectRefusedByEveryOp(const Parameters& parameters, GpuStream stream) {
+  const std::vector<std::pair<const char*, absl::Status>> refused = {
+      {"split_decode", SplitDecode(parameters.Split(), stream)},
+      {"shared_decode", SharedDecode(parameters.Shared(), stream)},
+      {"prefill_attention", PrefillAttention(parameters.Prefill(), stream)},
+      {"append_rows", AppendRows(parameters.Append(), stream)},
+      {"demote_pages", DemotePages(parameters.Demote(), stream)},
+      {"expand_pages", ExpandPages(parameters.Expand(), stream)},
+      {"checksum_pages", ChecksumPages(parameters.Checksum(), stream)},
+  };
+  for (const auto& [op, status] : refused) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op << ": " << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the stream is of GPU 1 and the current GPU is 0"))
+        << op;
+  }
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(ForeignHandlesGpuTest, StreamOfAnotherDeviceIsRefusedByEveryOpCapturedOrNot) {
   int num_devices = 0;
   CRUMB_EXPECT_CUDA(cudaGetDeviceCount(&num_devices));
   if (num_devices < 2) {
@@ -129,23 +147,17 @@ TEST_F(ForeignHandlesGpuTest, StreamOfAnotherDeviceIsRefusedByEveryOp) {
   const TestStream other;
   CRUMB_EXPECT_CUDA(cudaSetDevice(0));
   const Parameters parameters;
-  const std::vector<std::pair<const char*, absl::Status>> refused = {
-      {"split_decode", SplitDecode(parameters.Split(), other.get())},
-      {"shared_decode", SharedDecode(parameters.Shared(), other.get())},
-      {"prefill_attention", PrefillAttention(parameters.Prefill(), other.get())},
-      {"append_rows", AppendRows(parameters.Append(), other.get())},
-      {"demote_pages", DemotePages(parameters.Demote(), other.get())},
-      {"expand_pages", ExpandPages(parameters.Expand(), other.get())},
-      {"checksum_pages", ChecksumPages(parameters.Checksum(), other.get())},
-  };
-  for (const auto& [op, status] : refused) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op << ": " << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("launching"), HasSubstr("of the current GPU")))
-        << op;
-  }
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  ExpectRefusedByEveryOp(parameters, other.get());
   other.Wait();
+
+  CRUMB_EXPECT_CUDA(cudaStreamBeginCapture(other.get(), cudaStreamCaptureModeThreadLocal));
+  ExpectRefusedByEveryOp(parameters, other.get());
+  cudaGraph_t graph = nullptr;
+  CRUMB_EXPECT_CUDA(cudaStreamEndCapture(other.get(), &graph));
+  size_t num_nodes = 1;
+  CRUMB_EXPECT_CUDA(cudaGraphGetNodes(graph, nullptr, &num_nodes));
+  EXPECT_EQ(num_nodes, 0U);
+  CRUMB_EXPECT_CUDA(cudaGraphDestroy(graph));
 }
 
 TEST_F(ForeignHandlesGpuTest, AddressThatIsNotInTheDevicesMemoryIsNamed) {

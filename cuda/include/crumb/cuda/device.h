@@ -15,8 +15,8 @@ struct CUstream_st;
 
 namespace crumb {
 
-// A cudaStream_t. Null is the device's default stream. Ops run on the current device, which must be
-// the stream's.
+// A cudaStream_t. Null is the device's default stream. Ops run on the current device; a stream of
+// another is INVALID_ARGUMENT.
 using GpuStream = CUstream_st*;
 
 struct GpuDevice {
