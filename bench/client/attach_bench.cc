@@ -16,11 +16,11 @@
 #include "bench/support/must.h"
 #include "client/session/control_plane.h"
 #include "client/transport/map_transport.h"
-#include "client/transport/streaming_copy.h"
 #include "crumb/client.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/crc32c.h"
+#include "proto/base/streaming_copy.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/test_profile.h"
 

@@ -109,8 +109,9 @@ bool Sequence::HasPage(PageIdx page, PageEncoding encoding) const {
 }
 absl::Status Sequence::ExportPage(PageIdx page,
                                   PageEncoding encoding,
-                                  std::span<std::byte> image) const {
-  return impl_->ExportPage(page, encoding, image);
+                                  std::span<std::byte> image,
+                                  std::span<uint32_t> head_crc32c) const {
+  return impl_->ExportPage(page, encoding, image, head_crc32c);
 }
 
 }  // namespace crumb

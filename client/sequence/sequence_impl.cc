@@ -2,7 +2,6 @@
 #include "client/sequence/sequence_impl.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -10,6 +9,7 @@
 
 #include "crumb/cuda/demote.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/streaming_copy.h"
 
 namespace crumb {
 namespace {
@@ -310,13 +310,40 @@ bool Sequence::Impl::HasPage(PageIdx page, PageEncoding encoding) const {
   return true;
 }
 
+uint32_t Sequence::Impl::ExportHead(PageIdx page,
+                                    PageEncoding encoding,
+                                    uint32_t kv_head,
+                                    std::span<std::byte> image) const {
+  const size_t block_bytes = rank_.HeadBlockBytes(encoding);
+  const auto block = [&](uint32_t layer) { return pages_.Block(page, encoding, layer, kv_head); };
+  uint32_t crc = 0;
+  for (uint32_t layer = 0; layer < rank_.num_layers;) {
+    // Of an own page all layers follow each other; copies of one piece are faster.
+    const std::byte* const first = block(layer);
+    const size_t offset = rank_.HeadBlockOffset(encoding, layer, kv_head);
+    size_t bytes = 0;
+    do {
+      bytes += block_bytes;
+      ++layer;
+    } while (layer < rank_.num_layers && block(layer) == first + bytes);
+    crc = StreamingCopyWithCrc32c({first, bytes}, image.subspan(offset, bytes), crc);
+  }
+  return crc;
+}
+
 absl::Status Sequence::Impl::ExportPage(PageIdx page,
                                         PageEncoding encoding,
-                                        std::span<std::byte> image) const {
+                                        std::span<std::byte> image,
+                                        std::span<uint32_t> head_crc32c) const {
   if (image.size() != rank_.PageBytes(encoding)) {
     return absl::InvalidArgumentError(absl::StrCat("image has ", image.size(),
                                                    " bytes, a page of this encoding has ",
                                                    rank_.PageBytes(encoding)));
+  }
+  if (!head_crc32c.empty() && head_crc32c.size() != rank_.num_kv_heads) {
+    return absl::InvalidArgumentError(absl::StrCat("head_crc32c has ", head_crc32c.size(),
+                                                   " entries, the rank has ", rank_.num_kv_heads,
+                                                   " KV heads"));
   }
   if (!HasPage(page, encoding)) {
     return absl::NotFoundError(absl::StrCat("page ", page.value(), " is not held in ",
@@ -328,11 +355,10 @@ absl::Status Sequence::Impl::ExportPage(PageIdx page,
   if (shared) {
     CRUMB_RETURN_IF_ERROR(pages_.prefix()->Validate());  // Waits for all bytes.
   }
-  const size_t block_bytes = rank_.HeadBlockBytes(encoding);
   for (uint32_t kv_head = 0; kv_head < rank_.num_kv_heads; ++kv_head) {
-    for (uint32_t layer = 0; layer < rank_.num_layers; ++layer) {
-      std::memcpy(image.data() + rank_.HeadBlockOffset(encoding, layer, kv_head),
-                  pages_.Block(page, encoding, layer, kv_head), block_bytes);
+    const uint32_t crc = ExportHead(page, encoding, kv_head, image);
+    if (!head_crc32c.empty()) {
+      head_crc32c[kv_head] = crc;
     }
   }
   return shared ? pages_.prefix()->Validate() : absl::OkStatus();

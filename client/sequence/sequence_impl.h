@@ -35,7 +35,10 @@ class Sequence::Impl {
 
   Footprint footprint() const;
   bool HasPage(PageIdx page, PageEncoding encoding) const;
-  absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) const;
+  absl::Status ExportPage(PageIdx page,
+                          PageEncoding encoding,
+                          std::span<std::byte> image,
+                          std::span<uint32_t> head_crc32c) const;
 
  private:
   // Queries that are attended together: a whole page's worth shares one reading of history.
@@ -46,6 +49,11 @@ class Sequence::Impl {
     return options_.profile->head(layer, options_.heads.first + head_of_rank);
   }
   absl::Status CheckChunk(const char* call, uint32_t layer) const;
+  // Returns the checksum of what it wrote.
+  uint32_t ExportHead(PageIdx page,
+                      PageEncoding encoding,
+                      uint32_t kv_head,
+                      std::span<std::byte> image) const;
   absl::Status AppendHead(uint32_t layer,
                           uint32_t head_of_rank,
                           std::span<const float> keys,

@@ -10,6 +10,18 @@
 
 namespace crumb {
 
+absl::Status SequenceExporter::ExportPage(PageIdx page,
+                                          PageEncoding encoding,
+                                          std::span<std::byte> image) {
+  const size_t num_before = head_crc32c_.size();
+  head_crc32c_.resize(num_before + sequence_.heads().count);
+  return sequence_.ExportPage(page, encoding, image, std::span(head_crc32c_).subspan(num_before));
+}
+
+absl::StatusOr<std::vector<uint32_t>> SequenceExporter::Finish(uint32_t /*num_heads*/) {
+  return std::exchange(head_crc32c_, {});
+}
+
 absl::StatusOr<std::unique_ptr<GpuExporter>> GpuExporter::Create(const GpuPages& pages) {
   std::unique_ptr<GpuExporter> exporter(new GpuExporter(pages));
   CRUMB_ASSIGN_OR_RETURN(exporter->stream_, OwnGpuStream::Create());

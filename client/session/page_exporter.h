@@ -46,14 +46,12 @@ class SequenceExporter : public PageExporter {
   bool HasPage(PageIdx page, PageEncoding encoding) const override {
     return sequence_.HasPage(page, encoding);
   }
-  absl::Status ExportPage(PageIdx page,
-                          PageEncoding encoding,
-                          std::span<std::byte> image) override {
-    return sequence_.ExportPage(page, encoding, image);
-  }
+  absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
+  absl::StatusOr<std::vector<uint32_t>> Finish(uint32_t num_heads) override;
 
  private:
   const Sequence& sequence_;
+  std::vector<uint32_t> head_crc32c_;  // Of the pages exported since the last Finish.
 };
 
 // On the current device of the thread that makes it and uses it.

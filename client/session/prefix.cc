@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/transport/page_upload.h"
-#include "client/transport/streaming_copy.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/streaming_copy.h"
 
 namespace crumb {
 

@@ -57,19 +57,19 @@ absl::Status Bf16Writer::Write(const PageDevice& device, WrittenPage& written) {
   return absl::OkStatus();
 }
 
-absl::Status Bf16Writer::Read(uint32_t head, std::span<const std::byte>* stored) {
+absl::Status Bf16Writer::Read(uint32_t head, Check check, std::span<const std::byte>* stored) {
   const std::span<std::byte> rows = !is_rotated() ? Sized(scratch_.incoming, bf16_bytes_)
                                     : task_.bf16_block != nullptr
                                         ? Block(head)
                                         : Sized(scratch_.stored, bf16_bytes_);
   CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner_, staged_, head, staging_, rows));
-  return Store(head, rows, stored);
+  return Store(head, rows, check, stored);
 }
 
 // Head by head, so that a head's rows are still in the cache when they are demoted.
 absl::Status Bf16Writer::WriteHead(uint32_t head) {
   std::span<const std::byte> stored;
-  CRUMB_RETURN_IF_ERROR(Read(head, &stored));
+  CRUMB_RETURN_IF_ERROR(Read(head, demotes() ? Check::kByDemotion : Check::kHere, &stored));
   return demotes() ? Demote(head, stored) : absl::OkStatus();
 }
 
@@ -82,12 +82,12 @@ absl::Status Bf16Writer::SendHead(DeviceDemoter::Lane& lane,
   if (holds_staging) {
     const auto rows = staging_.subspan(staged_.offset + head * bf16_bytes_, bf16_bytes_);
     *sent = lane.SendHeld(index, rows, staged_.head_crc32c[head]);
-    return task_.bf16_block != nullptr ? Read(head, &stored) : absl::OkStatus();
+    return task_.bf16_block != nullptr ? Read(head, Check::kHere, &stored) : absl::OkStatus();
   }
   const std::span<std::byte> rows = lane.Rows(index);
   CRUMB_RETURN_IF_ERROR(CopyHeadChecked(owner_, staged_, head, staging_, rows));
   *sent = lane.Send(index);
-  return task_.bf16_block != nullptr ? Store(head, rows, &stored) : absl::OkStatus();
+  return task_.bf16_block != nullptr ? Store(head, rows, Check::kHere, &stored) : absl::OkStatus();
 }
 
 absl::StatusOr<bool> Bf16Writer::WriteByDevice(const PageDevice& device,
@@ -123,10 +123,14 @@ absl::StatusOr<bool> Bf16Writer::WriteByDevice(const PageDevice& device,
 
 absl::Status Bf16Writer::Store(uint32_t head,
                                std::span<const std::byte> rows,
+                               Check check,
                                std::span<const std::byte>* stored) {
+  if (is_rotated() && check == Check::kHere) {
+    CRUMB_RETURN_IF_ERROR(CheckRows(owner_, staged_, head, rows));
+  }
   if (task_.bf16_block == nullptr && is_rotated()) {
     *stored = rows;
-    return CheckRows(owner_, staged_, head, rows);
+    return absl::OkStatus();
   }
   const std::span<std::byte> target =
       task_.bf16_block != nullptr ? Block(head) : Sized(scratch_.stored, bf16_bytes_);

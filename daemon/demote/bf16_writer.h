@@ -52,11 +52,14 @@ class Bf16Writer {
                         uint32_t head,
                         uint32_t index,
                         absl::Status* sent);
+  // Whether rows are finite is checked once: here, or by this thread's demotion of them.
+  enum class Check { kHere, kByDemotion };
   // Copies and checks a head's staged rows; `stored` gets them in the form in which they are
   // stored, wherever that is: in the BF16 block, if one waits.
-  absl::Status Read(uint32_t head, std::span<const std::byte>* stored);
+  absl::Status Read(uint32_t head, Check check, std::span<const std::byte>* stored);
   absl::Status Store(uint32_t head,
                      std::span<const std::byte> rows,
+                     Check check,
                      std::span<const std::byte>* stored);
   absl::Status Demote(uint32_t head, std::span<const std::byte> stored);
 

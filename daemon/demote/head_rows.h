@@ -23,7 +23,8 @@ std::string Name(const StagedPage& staged);
 size_t HeadBytes(const PageOwner& owner, PageEncoding encoding);
 
 // Copies the session's head `head` of a staged page to `target`, and compares what was copied with
-// the checksum that came with it. DATA_LOSS.
+// the checksum that came with it. DATA_LOSS. BF16 is then in the cache, for the steps that follow;
+// INT2, of which little is looked at, is not.
 absl::Status CopyHeadChecked(const PageOwner& owner,
                              const StagedPage& staged,
                              uint32_t head,
@@ -38,15 +39,16 @@ absl::Status CheckRows(const PageOwner& owner,
                        std::span<const std::byte> rows);
 
 // BF16 rows of the session's head `head` as they came, in the form in which they are stored:
-// rotated into `stored`, or just checked if that is what they came as, when `stored` may be the
-// same memory, or gets a copy. INVALID_ARGUMENT: NaN or inf, with layer, head and token.
+// rotated into `stored`, which also checks them; or, if that is what they came as, copied there,
+// unless it is the same memory. INVALID_ARGUMENT: NaN or inf, with layer, head and token.
 absl::Status StoreRows(const PageOwner& owner,
                        const StagedPage& staged,
                        uint32_t head,
                        std::span<const std::byte> rows,
                        std::span<std::byte> stored);
 
-// Demotes stored rows to `codes`; `crc32c` has the checksum of those.
+// Demotes stored rows to `codes`; `crc32c` has the checksum of those. INVALID_ARGUMENT as
+// StoreRows.
 absl::Status DemoteHead(const PageOwner& owner,
                         const StagedPage& staged,
                         uint32_t head,

@@ -26,15 +26,19 @@ uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed) {
   return kPath(bytes, seed);
 }
 
-uint32_t CopyWithCrc32c(std::span<const std::byte> source, std::span<std::byte> target) {
+uint32_t CopyWithCrc32c(std::span<const std::byte> source,
+                        std::span<std::byte> target,
+                        uint32_t seed) {
   CRUMB_CHECK(source.size() == target.size(), "the two sides of a copy differ in length");
+  if (HasCrc32cFolding()) {
+    return CopyByFolding(source, target, seed);
+  }
   // By pieces that stay in the level-one cache between the checksum and the copy.
   constexpr size_t kPieceBytes = size_t{12} << 10;
-  uint32_t crc = 0;
+  uint32_t crc = seed;
   for (size_t at = 0; at < source.size(); at += kPieceBytes) {
     const auto piece = source.subspan(at, std::min(kPieceBytes, source.size() - at));
     std::memcpy(target.data() + at, piece.data(), piece.size());
-    // Of what was written, not of what was read: the source may be another process's to change.
     crc = Crc32c(target.subspan(at, piece.size()), crc);
   }
   return crc;

@@ -14,8 +14,11 @@ namespace crumb {
 // Crc32c(b, Crc32c(a)) is the checksum of a followed by b. Thread-safe.
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed = 0);
 
-// Copies `source` to `target` and returns its checksum in one pass over memory. Equal lengths; the
-// two must not overlap.
-uint32_t CopyWithCrc32c(std::span<const std::byte> source, std::span<std::byte> target);
+// Copies `source` to `target` in one pass over memory, and returns the checksum of what it wrote:
+// the source may be another process's to change meanwhile. Equal lengths; the two must not overlap.
+// The target is then in the cache; for one that is not read soon, StreamingCopyWithCrc32c.
+uint32_t CopyWithCrc32c(std::span<const std::byte> source,
+                        std::span<std::byte> target,
+                        uint32_t seed = 0);
 
 }  // namespace crumb

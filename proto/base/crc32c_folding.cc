@@ -9,6 +9,7 @@
 // words lacks one power of x, and a constant of 32 bits in the low half of a word has x^32 too
 // many; the exponents below account for both.
 #include <array>
+#include <cstring>
 
 #include "proto/base/check.h"
 #include "proto/base/crc32c_paths.h"
@@ -45,8 +46,19 @@ CRUMB_FOLDING inline __m512i FactorsOfAllLanes() {
   return _mm512_set4_epi64(F::kSecond, F::kFirst, F::kSecond, F::kFirst);
 }
 
-CRUMB_FOLDING inline __m512i Load(const std::byte* from) {
-  return _mm512_loadu_si512(from);
+// What becomes of the bytes beside the checksum.
+enum class Copy { kNone, kToCache, kPastCaches };
+
+// The vector at `from`; the same register goes to `to`, so that what is summed is what is written.
+template <Copy kCopy>
+CRUMB_FOLDING inline __m512i Take(const std::byte* from, [[maybe_unused]] std::byte* to) {
+  const __m512i vector = _mm512_loadu_si512(from);
+  if constexpr (kCopy == Copy::kToCache) {
+    _mm512_storeu_si512(to, vector);
+  } else if constexpr (kCopy == Copy::kPastCaches) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), vector);
+  }
+  return vector;
 }
 
 // `vector` moved to where `next` is, and added to it.
@@ -58,15 +70,22 @@ CRUMB_FOLDING inline __m512i Fold(__m512i vector, __m512i factors, __m512i next)
 }
 
 // Replaces the whole vectors of `bytes`, of which there is at least a round, by one of the same
-// remainder, after a state of `state` before them. Takes them off.
+// remainder, after a state of `state` before them. Takes them off, and copies them to `to`.
+template <Copy kCopy>
 CRUMB_FOLDING void FoldVectors(std::span<const std::byte>& bytes,
+                               std::byte* to,
                                uint32_t state,
                                std::span<std::byte, kVectorBytes> folded) {
-  const std::byte* from = bytes.data();
+  const std::byte* const begin = bytes.data();
+  const std::byte* from = begin;
   size_t size = bytes.size();
+  const auto place = [begin, to](const std::byte* vector) {
+    return kCopy == Copy::kNone ? nullptr : to + (vector - begin);
+  };
   __m512i vectors[kVectors];
   for (size_t i = 0; i < kVectors; ++i) {
-    vectors[i] = Load(from + i * kVectorBytes);
+    const std::byte* const first = from + i * kVectorBytes;
+    vectors[i] = Take<kCopy>(first, place(first));
   }
   vectors[0] = _mm512_xor_si512(vectors[0],
                                 _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
@@ -79,7 +98,7 @@ CRUMB_FOLDING void FoldVectors(std::span<const std::byte>& bytes,
       // The hardware stops at the end of a page. Beyond the end it fetches nothing that is not
       // there.
       _mm_prefetch(reinterpret_cast<const char*>(next) + kPrefetchBytes, _MM_HINT_T0);
-      vectors[i] = Fold(vectors[i], by_round, Load(next));
+      vectors[i] = Fold(vectors[i], by_round, Take<kCopy>(next, place(next)));
     }
   }
   const __m512i by_vector = FactorsOfAllLanes<kVectorBytes>();
@@ -88,10 +107,28 @@ CRUMB_FOLDING void FoldVectors(std::span<const std::byte>& bytes,
     sum = Fold(sum, by_vector, vectors[i]);
   }
   for (; size >= kVectorBytes; from += kVectorBytes, size -= kVectorBytes) {
-    sum = Fold(sum, by_vector, Load(from));
+    sum = Fold(sum, by_vector, Take<kCopy>(from, place(from)));
   }
   bytes = bytes.last(size);
   _mm512_storeu_si512(folded.data(), sum);
+}
+
+template <Copy kCopy>
+uint32_t CopyAndSum(std::span<const std::byte> source, std::span<std::byte> target, uint32_t seed) {
+  constexpr uint32_t kSeedOfZeroState = ~0u;
+  std::span<const std::byte> rest = source;
+  uint32_t crc = seed;
+  if (source.size() >= kRoundBytes) {
+    std::array<std::byte, kVectorBytes> folded{};
+    FoldVectors<kCopy>(rest, target.data(), ~seed, folded);
+    crc = Crc32cByStreams(folded, kSeedOfZeroState);
+  }
+  if (kCopy != Copy::kNone && !rest.empty()) {
+    const std::span<std::byte> end = target.last(rest.size());
+    std::memcpy(end.data(), rest.data(), rest.size());
+    rest = end;
+  }
+  return Crc32cByStreams(rest, crc);
 }
 
 }  // namespace
@@ -104,13 +141,19 @@ bool HasCrc32cFolding() {
 }
 
 uint32_t Crc32cByFolding(std::span<const std::byte> bytes, uint32_t seed) {
-  if (bytes.size() < kRoundBytes) {
-    return Crc32cByStreams(bytes, seed);
-  }
-  std::array<std::byte, kVectorBytes> folded{};
-  FoldVectors(bytes, ~seed, folded);
-  constexpr uint32_t kSeedOfZeroState = ~0u;
-  return Crc32cByStreams(bytes, Crc32cByStreams(folded, kSeedOfZeroState));
+  return CopyAndSum<Copy::kNone>(bytes, {}, seed);
+}
+
+uint32_t CopyByFolding(std::span<const std::byte> source,
+                       std::span<std::byte> target,
+                       uint32_t seed) {
+  return CopyAndSum<Copy::kToCache>(source, target, seed);
+}
+
+uint32_t StreamByFolding(std::span<const std::byte> source,
+                         std::span<std::byte> target,
+                         uint32_t seed) {
+  return CopyAndSum<Copy::kPastCaches>(source, target, seed);
 }
 
 #else
@@ -120,6 +163,20 @@ bool HasCrc32cFolding() {
 }
 
 uint32_t Crc32cByFolding(std::span<const std::byte> /*bytes*/, uint32_t /*seed*/) {
+  CRUMB_CHECK(false, "HasCrc32cFolding() said that it is not here");
+  return 0;
+}
+
+uint32_t CopyByFolding(std::span<const std::byte> /*source*/,
+                       std::span<std::byte> /*target*/,
+                       uint32_t /*seed*/) {
+  CRUMB_CHECK(false, "HasCrc32cFolding() said that it is not here");
+  return 0;
+}
+
+uint32_t StreamByFolding(std::span<const std::byte> /*source*/,
+                         std::span<std::byte> /*target*/,
+                         uint32_t /*seed*/) {
   CRUMB_CHECK(false, "HasCrc32cFolding() said that it is not here");
   return 0;
 }

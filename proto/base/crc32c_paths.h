@@ -22,5 +22,14 @@ uint32_t Crc32cByStreams(std::span<const std::byte> bytes, uint32_t seed = 0);
 // stream for the hardware to fetch ahead instead of three. Only where HasCrc32cFolding().
 bool HasCrc32cFolding();
 uint32_t Crc32cByFolding(std::span<const std::byte> bytes, uint32_t seed = 0);
+// The same, and copies: from the registers that are summed, so that the checksum is of what was
+// written. Equal lengths; no overlap. StreamByFolding's target lies at a multiple of 64 bytes, and
+// its stores, past the caches, are still on their way when it returns.
+uint32_t CopyByFolding(std::span<const std::byte> source,
+                       std::span<std::byte> target,
+                       uint32_t seed = 0);
+uint32_t StreamByFolding(std::span<const std::byte> source,
+                         std::span<std::byte> target,
+                         uint32_t seed = 0);
 
 }  // namespace crumb

@@ -128,7 +128,12 @@ class Sequence {
   // publishing. NOT_FOUND when the page is not held in that encoding (any more), or is not
   // complete.
   bool HasPage(PageIdx page, PageEncoding encoding) const;
-  absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) const;
+  // `head_crc32c`, unless it is empty, has an entry for each of the rank's heads and gets the
+  // CRC-32C of its bytes in the image.
+  absl::Status ExportPage(PageIdx page,
+                          PageEncoding encoding,
+                          std::span<std::byte> image,
+                          std::span<uint32_t> head_crc32c = {}) const;
 
  private:
   class Impl;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/transport/streaming_copy.h"
+#include "proto/base/streaming_copy.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "proto/base/check.h"
 #include "proto/base/crc32c.h"
+#include "proto/base/crc32c_paths.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -14,9 +16,10 @@
 namespace crumb {
 namespace {
 
+constexpr size_t kLine = 64;
+
 #if defined(__x86_64__)
 
-constexpr size_t kLine = 64;
 constexpr size_t kAhead = 4096;
 
 // Whole lines; `to` is 16-byte aligned. SSE2 suffices: four stores fill one line's write buffer.
@@ -77,13 +80,17 @@ uint32_t StreamingCopyWithCrc32c(std::span<const std::byte> source,
                                  std::span<std::byte> target,
                                  uint32_t seed) {
   CRUMB_CHECK(source.size() == target.size(), "the two sides of a copy differ in length");
-  // By pieces that stay in the level-one cache between the checksum and the copy.
-  constexpr size_t kPieceBytes = size_t{12} * 1024;
   uint32_t crc = seed;
-  for (size_t at = 0; at < source.size(); at += kPieceBytes) {
-    const auto piece = source.subspan(at, std::min(kPieceBytes, source.size() - at));
-    crc = Crc32c(piece, crc);
-    Stream(piece, target.subspan(at, piece.size()));
+  if (HasCrc32cFolding() && reinterpret_cast<uintptr_t>(target.data()) % kLine == 0) {
+    crc = StreamByFolding(source, target, seed);
+  } else {
+    // By way of memory that stays in the level-one cache, so that the source is read once.
+    alignas(kLine) std::array<std::byte, size_t{4} << 10> buffer{};
+    for (size_t at = 0; at < source.size(); at += buffer.size()) {
+      const auto piece = std::span(buffer).first(std::min(buffer.size(), source.size() - at));
+      crc = CopyWithCrc32c(source.subspan(at, piece.size()), piece, crc);
+      Stream(piece, target.subspan(at, piece.size()));
+    }
   }
   Settle();
   return crc;
