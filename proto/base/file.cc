@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -109,6 +110,36 @@ absl::StatusOr<std::vector<std::byte>> ReadFile(const std::filesystem::path& pat
   }
   bytes.resize(done);
   return bytes;
+}
+
+absl::StatusOr<std::string> ReadText(const std::filesystem::path& path, size_t max_bytes) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.is_valid()) {
+    return SystemError("cannot open", path);
+  }
+  std::string text;
+  std::array<char, size_t{64} << 10> piece{};
+  for (;;) {
+    const ssize_t got = read(fd.get(), piece.data(), piece.size());
+    if (got == 0) {
+      return text;
+    }
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0 && errno == EISDIR) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path.string(), " is a folder: name a file in it"));
+    }
+    if (got < 0) {
+      return SystemError("cannot read", path);
+    }
+    if (static_cast<size_t>(got) > max_bytes - text.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path.string(), " has more than the ", max_bytes, " bytes that are read"));
+    }
+    text.append(piece.data(), static_cast<size_t>(got));
+  }
 }
 
 absl::Status WriteFileAtomically(const std::filesystem::path& path,

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +19,11 @@ namespace crumb {
 // more than `max_bytes`; otherwise the system's error. Messages name the path.
 absl::StatusOr<std::vector<std::byte>> ReadFile(const std::filesystem::path& path,
                                                 size_t max_bytes);
+
+// All that a file, a pipe or a device gives until its end, as text that people wrote. Blocks as
+// long as its writer does. NOT_FOUND: none there; INVALID_ARGUMENT: a folder, or more than
+// `max_bytes`; otherwise the system's error. Messages name the path.
+absl::StatusOr<std::string> ReadText(const std::filesystem::path& path, size_t max_bytes);
 
 // Replaces `path` by a file of these bytes, or leaves all as it was: writes a temporary file beside
 // it, syncs, renames, syncs the folder. Mode 0644 less the umask.

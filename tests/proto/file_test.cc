@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -100,6 +101,28 @@ TEST_F(FileTest, RefusesWhatIsNotAFileOfAtMostSoManyBytes) {
   EXPECT_THAT(std::string(ReadFile(folder_ / "a", 10).status().message()),
               AllOf(HasSubstr("has 11 bytes"), HasSubstr("at most 10")));
   EXPECT_TRUE(ReadFile(folder_ / "a", 11).ok());
+}
+
+TEST_F(FileTest, TextIsReadToItsEndFromFilesPipesAndDevices) {
+  std::ofstream(folder_ / "a") << std::string(200'000, 'x') << "end";
+  EXPECT_EQ(ReadText(folder_ / "a", 1 << 20).value_or(""), std::string(200'000, 'x') + "end");
+  EXPECT_EQ(ReadText("/dev/null", 0).value_or("an error"), "");
+  ASSERT_EQ(mkfifo((folder_ / "fifo").c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(folder_ / "fifo") << "through a pipe"; });
+  EXPECT_EQ(ReadText(folder_ / "fifo", 14).value_or(""), "through a pipe");
+  writer.join();
+}
+
+TEST_F(FileTest, TextThatCannotBeReadOrHasNoEndIsNamed) {
+  EXPECT_EQ(ReadText(folder_ / "a", 10).status().code(), absl::StatusCode::kNotFound);
+  const auto folder = ReadText(folder_, 10);
+  EXPECT_EQ(folder.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(folder.status().message()),
+              AllOf(HasSubstr(folder_.string()), HasSubstr("is a folder")));
+  const auto endless = ReadText("/dev/zero", 100'000);
+  EXPECT_EQ(endless.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(endless.status().message()),
+              AllOf(HasSubstr("/dev/zero"), HasSubstr("100000 bytes")));
 }
 
 }  // namespace
