@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,21 +15,14 @@
 #include "client/example/tokenizer.h"
 #include "crumb/client.h"
 #include "nlohmann/json.hpp"
+#include "proto/base/file.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb::example {
 namespace {
 
 constexpr absl::Duration kAttachTimeout = absl::Seconds(5);
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path));
-  }
-  return text;
-}
+constexpr size_t kMaxSystemPromptBytes = size_t{16} << 20;
 
 // The prompt, and how much of it is the system message.
 absl::StatusOr<Request> MakeRequest(const GenerateCommand& command, const Tokenizer& tokenizer) {
@@ -42,7 +33,8 @@ absl::StatusOr<Request> MakeRequest(const GenerateCommand& command, const Tokeni
                                .top_p = static_cast<float>(command.top_p),
                                .seed = command.seed}};
   if (!command.system_file.empty()) {
-    CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadText(command.system_file));
+    CRUMB_ASSIGN_OR_RETURN(const std::string text,
+                           ReadText(command.system_file, kMaxSystemPromptBytes));
     CRUMB_ASSIGN_OR_RETURN(request.prompt, tokenizer.EncodeMessage({"system", text}));
     request.shared_tokens = static_cast<uint32_t>(request.prompt.size());
   }
@@ -141,8 +133,8 @@ void PrintForPeople(const Answer& answer, const std::string& text) {
 
 absl::Status Generate(const GenerateCommand& command) {
   CRUMB_ASSIGN_OR_RETURN(const auto file, GgufFile::Open(command.model.model));
-  CRUMB_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*file));
   CRUMB_ASSIGN_OR_RETURN(const auto model, LlamaModel::Load(*file, command.model.num_threads));
+  CRUMB_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*file));
   CRUMB_ASSIGN_OR_RETURN(const auto profile, Profile::Load(command.profile));
   CRUMB_RETURN_IF_ERROR(CheckProfileFits(*profile, model->config().geometry()));
   CRUMB_ASSIGN_OR_RETURN(const Request request, MakeRequest(command, *tokenizer));

@@ -21,8 +21,9 @@ absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::filesystem::
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot open the model ", path.string()));
   }
   struct stat status {};
-  if (fstat(fd.get(), &status) != 0 || status.st_size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": the file is empty"));
+  if (fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": not a file, or empty: name the model's GGUF file"));
   }
   const auto num_bytes = static_cast<size_t>(status.st_size);
   void* memory = mmap(nullptr, num_bytes, PROT_READ, MAP_PRIVATE, fd.get(), 0);

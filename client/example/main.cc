@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// crumb-example: a small CPU engine that keeps its KV cache in Crumb.
+// crumb-example: a small CPU engine that keeps its KV cache in Crumb. Exit status: 0, 1 if the
+// command failed, 2 for wrong arguments.
 #include <cstdio>
 #include <string>
 
 #include "client/example/commands.h"
+#include "proto/base/arguments.h"
 
 #include <CLI/CLI.hpp>
 
@@ -70,8 +72,8 @@ void AddPerplexity(CLI::App& app, PerplexityCommand& command) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("A small CPU engine that keeps its KV cache in Crumb");
-  app.require_subcommand(1);
+  CLI::App app("A small CPU engine that keeps its KV cache in Crumb", "crumb-example");
+  app.require_subcommand(0, 1);
   GenerateCommand generate;
   CollectCommand collect;
   PerplexityCommand perplexity;
@@ -83,7 +85,19 @@ int Main(int argc, char** argv) {
   CLI::App* const perplexity_app =
       app.add_subcommand("perplexity", "Measure what a codec costs in quality");
   AddPerplexity(*perplexity_app, perplexity);
-  CLI11_PARSE(app, argc, argv);
+  if (const absl::Status status = CheckFlagsHaveValues(argc, argv); !status.ok()) {
+    std::fprintf(stderr, "error: %s\n", status.ToString().c_str());
+    return 2;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (app.get_subcommands().empty()) {
+    std::fputs(app.help().c_str(), stderr);
+    return 2;
+  }
 
   const absl::Status status = *generate_app  ? Generate(generate)
                               : *collect_app ? Collect(collect)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// crumb-calibrate: from a model's statistics to the profile that engines and daemons share.
+// crumb-calibrate: from a model's statistics to the profile that engines and daemons share. Exit
+// status: 0, 1 if the command failed, 2 for wrong arguments.
 #include <functional>
 #include <iostream>
 #include <map>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "cuda/calibrate/commands.h"
+#include "proto/base/arguments.h"
 
 #include <CLI/CLI.hpp>
 
@@ -244,7 +246,7 @@ CLI::App* AddReport(CLI::App* app, Arguments* arguments) {
 int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{kAbout, "crumb-calibrate"};
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   const CLI::App* fit = AddFit(&app, &arguments);
   const CLI::App* import_command = AddImport(&app, &arguments);
   const CLI::App* report = AddReport(&app, &arguments);
@@ -263,7 +265,19 @@ int Main(int argc, char** argv) {
   verify->add_option("--id", arguments.expected_id, "The id it must have, or how that begins")
       ->type_name("HEX");
 
-  CLI11_PARSE(app, argc, argv);
+  if (const absl::Status wrong = CheckFlagsHaveValues(argc, argv); !wrong.ok()) {
+    std::cerr << "crumb-calibrate: " << wrong.message() << "\n";
+    return 2;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (app.get_subcommands().empty()) {
+    std::cerr << app.help();
+    return 2;
+  }
   const Streams streams{std::cout, std::cerr};
   absl::Status status;
   if (fit->parsed()) {

@@ -308,9 +308,23 @@ TEST_F(CalibrateProgramTest, HelpTeachesByExample) {
   EXPECT_EQ(help.status, 0);
   EXPECT_THAT(help.out, AllOf(HasSubstr("Examples:"), HasSubstr("--key-rotation hadamard")));
   const Outcome usage = Run("fit stats --codec int3 --out x");
-  EXPECT_NE(usage.status, 0);
+  EXPECT_EQ(usage.status, 2);
   EXPECT_THAT(usage.err, AllOf(HasSubstr("int3"), HasSubstr("oscar-int2-aware")));
-  EXPECT_NE(Run("").status, 0);
+  const Outcome nothing = Run("");
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_THAT(nothing.err, HasSubstr("inspect"));
+}
+
+TEST_F(CalibrateProgramTest, WrongArgumentsAreNamed) {
+  for (const auto& [arguments, name] :
+       {std::pair{"frob", "frob"}, std::pair{"inspect stats --all", "--all"},
+        std::pair{"fit stats", "--out"}, std::pair{"fit --out= stats", "--out= has an empty value"},
+        std::pair{"fit stats --out p --sink many", "many"}}) {
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr(name)) << arguments;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "p"));
 }
 
 }  // namespace
