@@ -8,6 +8,7 @@
 
 #include "client/session/prefix.h"
 #include "client/session/publisher.h"
+#include "proto/base/service_address.h"
 #include "proto/base/status_macros.h"
 #include "proto/page/check_heads.h"
 #include "proto/page/namespace_id.h"
@@ -377,8 +378,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
   if (options.profile == nullptr) {
     return refuse("profile", "is null; load the model's profile first");
   }
-  if (options.address.empty()) {
-    return refuse("address", "is empty; it must be unix:/path or host:port");
+  if (const absl::Status address = CheckServiceAddress(options.address); !address.ok()) {
+    return refuse("address", absl::StrCat("is wrong: ", address.message()));
   }
   if (options.client_name.empty() || options.client_name.size() > 128) {
     return refuse("client_name", absl::StrCat("has ", options.client_name.size(),
