@@ -3,12 +3,14 @@
 
 #include <filesystem>
 #include <map>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "CLI/CLI.hpp"
 #include "daemon/server/config_file.h"
+#include "proto/base/arguments.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/version.h"
 
@@ -59,6 +61,15 @@ void AddKeys(CLI::App& app, std::map<std::string, std::string>& flags) {
   }
 }
 
+// Engines are told the memory socket's path, and have working directories of their own.
+void MakeSocketPathAbsolute(Config& config) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(config.unix_socket, error);
+  if (!config.unix_socket.empty() && !error) {
+    config.unix_socket = path.lexically_normal().string();
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
@@ -80,6 +91,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
   app.add_flag("--version", version, "Print the version and leave.");
   AddKeys(app, flags);
   app.allow_extras();
+  CRUMB_RETURN_IF_ERROR(CheckFlagsHaveValues(argc, argv));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -102,6 +114,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
     CRUMB_RETURN_IF_ERROR(LoadConfigFile(file, line.config));
   }
   CRUMB_RETURN_IF_ERROR(SetFromFlags(flags, line.config));
+  MakeSocketPathAbsolute(line.config);
   CRUMB_RETURN_IF_ERROR(CheckConfig(line.config));
   if (print) {
     line.text = PrintConfig(line.config);

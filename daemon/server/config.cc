@@ -10,9 +10,17 @@
 
 #include "daemon/server/units.h"
 #include "proto/base/status_macros.h"
+#include "proto/page/chunk_layout.h"
 
 namespace crumb {
 namespace {
+
+// Of memory: a page of the machine, as the store's chunks are aligned.
+constexpr size_t kMinBytes = kChunkAlignment;
+// A lease that is shorter ends before an engine can renew it; leases are told in milliseconds of 32
+// bits, and nothing here is meant for days.
+constexpr absl::Duration kMinLease = absl::Milliseconds(100);
+constexpr absl::Duration kMaxTime = absl::Hours(24);
 
 template <typename Number>
 absl::Status SetNumber(std::string_view text, uint64_t min, uint64_t max, Number& target) {
@@ -26,13 +34,24 @@ absl::Status SetText(std::string_view text, std::string& target) {
   return absl::OkStatus();
 }
 
-absl::Status SetBytes(std::string_view text, size_t& target) {
-  CRUMB_ASSIGN_OR_RETURN(target, ParseBytes(text));
+absl::Status SetBytes(std::string_view text, size_t min, size_t& target) {
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes(text));
+  if (bytes < min) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", std::string(text), "\" is too little: ", FormatBytes(min), " at least are needed"));
+  }
+  target = bytes;
   return absl::OkStatus();
 }
 
-absl::Status SetDuration(std::string_view text, absl::Duration& target) {
-  CRUMB_ASSIGN_OR_RETURN(target, ParseDurationText(text));
+absl::Status SetDuration(std::string_view text, absl::Duration min, absl::Duration& target) {
+  CRUMB_ASSIGN_OR_RETURN(const absl::Duration duration, ParseDurationText(text));
+  if (duration < min || duration > kMaxTime) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", std::string(text), "\" is no time from ",
+                                                   absl::FormatDuration(min), " to ",
+                                                   absl::FormatDuration(kMaxTime)));
+  }
+  target = duration;
   return absl::OkStatus();
 }
 
@@ -113,43 +132,45 @@ constexpr std::array kKeys = {
               "Address of Prometheus' /metrics over HTTP, or none.",
               [](Text t, Config& c) { return SetAddress(t, c.metrics); },
               [](const Config& c) { return AddressText(c.metrics); }},
-    ConfigKey{"listen.drain_timeout", "TIME", ConfigKind::kText,
-              "How long unfinished publishes are waited for at SIGTERM.",
-              [](Text t, Config& c) { return SetDuration(t, c.drain_timeout); },
-              [](const Config& c) { return absl::FormatDuration(c.drain_timeout); }},
+    ConfigKey{
+        "listen.drain_timeout", "TIME", ConfigKind::kText,
+        "How long unfinished publishes are waited for at SIGTERM.",
+        [](Text t, Config& c) { return SetDuration(t, absl::Milliseconds(1), c.drain_timeout); },
+        [](const Config& c) { return absl::FormatDuration(c.drain_timeout); }},
     ConfigKey{"store.capacity", "SIZE", ConfigKind::kSize,
               "Host memory for pages. When it is full, the pages used longest ago are evicted.",
-              [](Text t, Config& c) { return SetBytes(t, c.store.capacity_bytes); },
+              [](Text t, Config& c) { return SetBytes(t, kMinBytes, c.store.capacity_bytes); },
               [](const Config& c) { return FormatBytes(c.store.capacity_bytes); }},
     ConfigKey{"store.chunk", "SIZE", ConfigKind::kSize,
               "Memory is taken from the system in chunks of at most this size, each of one "
               "namespace. A chunk holds one page at least.",
-              [](Text t, Config& c) { return SetBytes(t, c.store.chunk_bytes); },
+              [](Text t, Config& c) { return SetBytes(t, kMinBytes, c.store.chunk_bytes); },
               [](const Config& c) { return FormatBytes(c.store.chunk_bytes); }},
     ConfigKey{"store.gpu_arena", "SIZE", ConfigKind::kSize,
               "GPU memory for copies of the pages used last, read in place by engines on the same "
               "GPU; 0: none. Taken at the start, in whole chunks of gpu_chunk. Without a GPU the "
               "daemon says so and serves from host memory.",
-              [](Text t, Config& c) { return SetBytes(t, c.gpu.arena_bytes); },
+              [](Text t, Config& c) { return SetBytes(t, 0, c.gpu.arena_bytes); },
               [](const Config& c) { return FormatBytes(c.gpu.arena_bytes); }},
     ConfigKey{"store.gpu_chunk", "SIZE", ConfigKind::kSize,
               "GPU memory is given to namespaces in chunks of this size, two at least for each. "
               "Each costs the daemon a file descriptor.",
-              [](Text t, Config& c) { return SetBytes(t, c.gpu.chunk_bytes); },
+              [](Text t, Config& c) { return SetBytes(t, kMinBytes, c.gpu.chunk_bytes); },
               [](const Config& c) { return FormatBytes(c.gpu.chunk_bytes); }},
     ConfigKey{"store.gpu_device", "N", ConfigKind::kNumber,
               "Number of the GPU, as CUDA counts them in the daemon's process.",
               [](Text t, Config& c) { return SetNumber(t, 0, 63, c.gpu.device); },
               [](const Config& c) { return std::to_string(c.gpu.device); }},
     ConfigKey{"store.lease", "TIME", ConfigKind::kText,
-              "How long an engine may read what it looked up before it must renew.",
-              [](Text t, Config& c) { return SetDuration(t, c.store.lease); },
+              "How long an engine may read what it looked up before it must renew: 100ms to 24h.",
+              [](Text t, Config& c) { return SetDuration(t, kMinLease, c.store.lease); },
               [](const Config& c) { return absl::FormatDuration(c.store.lease); }},
-    ConfigKey{"store.quarantine", "TIME", ConfigKind::kText,
-              "How long pages of a lease that ran out are kept from reuse. Longer than any "
-              "transfer takes.",
-              [](Text t, Config& c) { return SetDuration(t, c.store.quarantine); },
-              [](const Config& c) { return absl::FormatDuration(c.store.quarantine); }},
+    ConfigKey{
+        "store.quarantine", "TIME", ConfigKind::kText,
+        "How long pages of a lease that ran out are kept from reuse: longer than any "
+        "transfer takes, and at most 24h.",
+        [](Text t, Config& c) { return SetDuration(t, absl::Milliseconds(1), c.store.quarantine); },
+        [](const Config& c) { return absl::FormatDuration(c.store.quarantine); }},
     ConfigKey{"store.max_sessions", "N", ConfigKind::kNumber, "Engines attached at a time.",
               [](Text t, Config& c) { return SetNumber(t, 1, 1u << 20, c.store.max_sessions); },
               [](const Config& c) { return std::to_string(c.store.max_sessions); }},
@@ -291,6 +312,11 @@ absl::Status CheckConfig(const Config& config) {
     return absl::InvalidArgumentError(absl::StrCat(
         "store.gpu_arena is ", FormatBytes(config.gpu.arena_bytes), ", less than one gpu_chunk of ",
         FormatBytes(config.gpu.chunk_bytes), ": raise it, or lower gpu_chunk"));
+  }
+  if (config.ucx.enabled && !IsIpAddress(config.ucx.host)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ucx.host is \"", config.ucx.host,
+                     "\": UCX takes an IP address in digits, as in 127.0.0.1 or ::1"));
   }
   if (config.ucx.enabled && !config.insecure && !IsLoopback(config.ucx.host)) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/server/config_file.h"
 
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <system_error>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
+#include "proto/base/file.h"
 #include "proto/base/status_macros.h"
 #include "toml++/toml.h"
 
@@ -107,22 +104,12 @@ absl::Status LoadConfigText(const std::string& text, const std::string& name, Co
 }
 
 absl::Status LoadConfigFile(const std::string& path, Config& config) {
-  // A directory opens, and reads as if it were an empty file.
-  if (std::error_code error; std::filesystem::is_directory(path, error)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("configuration file ", path, " is a directory: name the file in it"));
+  constexpr size_t kMaxBytes = size_t{1} << 20;
+  const absl::StatusOr<std::string> text = ReadText(path, kMaxBytes);
+  if (!text.ok()) {
+    return {text.status().code(), absl::StrCat("configuration file: ", text.status().message())};
   }
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    const int error = errno;
-    if (file.is_open() && file.peek() == std::ifstream::traits_type::eof()) {
-      return absl::OkStatus();  // Empty: nothing is set, and nothing was streamed.
-    }
-    return absl::NotFoundError(
-        absl::StrCat("configuration file ", path, ": ", std::generic_category().message(error)));
-  }
-  return LoadConfigText(text.str(), path, config);
+  return LoadConfigText(*text, path, config);
 }
 
 }  // namespace crumb

@@ -185,8 +185,14 @@ class Server::Impl {
     options.host = config_.ucx.host;
     options.port = config_.ucx.port;
     options.ucx.transports = config_.ucx.transports;
-    CRUMB_ASSIGN_OR_RETURN(ucx_,
-                           UcxServer::Create(options, *store_, session_table_, *metrics_, clock_));
+    auto ucx = UcxServer::Create(options, *store_, session_table_, *metrics_, clock_);
+    if (!ucx.ok()) {
+      return {ucx.status().code(),
+              absl::StrCat(ucx.status().message(),
+                           ": free the port, if one is named, or set other host, port or "
+                           "transports in [ucx]")};
+    }
+    ucx_ = *std::move(ucx);
     data_planes_.push_back(ucx_->Description());
     return absl::OkStatus();
   }
@@ -231,6 +237,7 @@ class Server::Impl {
              {{"version", kCrumbVersion},
               {"unix_socket", config_.unix_socket},
               {"metrics_port", metrics_port_},
+              {"tcp_port", grpc_->tcp_port()},
               {"capacity_bytes", config_.store.capacity_bytes},
               {"gpu_arena_bytes", store_->Status().copy_capacity_bytes},
               {"demote_threads", PoolOptions(config_).num_threads}});

@@ -121,11 +121,16 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   return HostPort{std::string(host), static_cast<uint16_t>(*port)};
 }
 
+bool IsIpAddress(std::string_view host) {
+  const std::string text(host);
+  in_addr v4{};
+  in6_addr v6{};
+  return inet_pton(AF_INET, text.c_str(), &v4) == 1 || inet_pton(AF_INET6, text.c_str(), &v6) == 1;
+}
+
 bool IsLoopback(std::string_view host) {
   // A name such as 127.example.com is whatever its resolver says.
-  in_addr address{};
-  return host == "localhost" || host == "::1" ||
-         (host.starts_with("127.") && inet_pton(AF_INET, std::string(host).c_str(), &address) == 1);
+  return host == "localhost" || host == "::1" || (host.starts_with("127.") && IsIpAddress(host));
 }
 
 }  // namespace crumb

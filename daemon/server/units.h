@@ -35,6 +35,8 @@ struct HostPort {
   uint16_t port = 0;
 };
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
+// Whether the host is an IPv4 or IPv6 address in digits, without brackets.
+bool IsIpAddress(std::string_view host);
 // Whether the host names this machine to itself: 127.0.0.0/8, ::1 or localhost.
 bool IsLoopback(std::string_view host);
 

@@ -53,12 +53,12 @@ absl::Status StoreCore::NoRoom(const Geometry& geometry, const PerEncoding& need
   return absl::ResourceExhaustedError(absl::StrCat(
       "no room: the publish needs ", need[0], " blocks of ",
       geometry.PageBytes(PageEncoding::kInt2), " bytes (INT2) and ", need[1], " of ",
-      geometry.PageBytes(PageEncoding::kBf16), " (BF16); capacity_bytes is ",
+      geometry.PageBytes(PageEncoding::kBf16), " (BF16); [store] capacity is ",
       blocks_.arena().capacity_bytes(), ", ", blocks_.arena().chunk_bytes(), " are in chunks, ",
       blocks_.used_bytes(), " in blocks, ", blocks_.unfinished_bytes(), " of them of ",
       publishes_.size(), " unfinished publishes; ", held_pages, " pages are held by ",
       leases_.size(), " leases, ", leases_in_quarantine_,
-      " of them in quarantine. Raise capacity_bytes, or retry when leases have ended"));
+      " of them in quarantine. Raise [store] capacity, or retry when leases have ended"));
 }
 
 Namespace* StoreCore::NamespaceOf(const PrefixNode& node) const {

@@ -16,7 +16,7 @@ absl::StatusOr<Chunk*> Arena::Add(const ChunkSpec& spec) {
   if (spec.layout.total_bytes() > free_bytes()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("chunk of ", spec.layout.total_bytes(), " bytes: ", chunk_bytes_, " of ",
-                     capacity_bytes_, " are in other chunks; raise capacity_bytes"));
+                     capacity_bytes_, " are in other chunks; raise [store] capacity"));
   }
   if (last_id_ == std::numeric_limits<uint32_t>::max()) {
     return absl::ResourceExhaustedError(

@@ -32,9 +32,9 @@ absl::Status SystemError(absl::string_view call, size_t bytes) {
   const int error = errno;
   absl::string_view remedy = "check the machine's memory and the service's limit of it";
   if (error == EMFILE || error == ENFILE) {
-    remedy = "raise the limit of open files (LimitNOFILE, ulimit -n), or chunk_bytes";
+    remedy = "raise the limit of open files (LimitNOFILE, ulimit -n), or [store] chunk";
   } else if (error == ENOMEM) {
-    remedy = "lower capacity_bytes, or raise the service's limit of memory or address space";
+    remedy = "lower [store] capacity, or raise the service's limit of memory or address space";
   } else if (error == EINVAL || error == ENOSYS) {
     remedy = "Linux 5.1 or newer is needed";
   }

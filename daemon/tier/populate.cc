@@ -55,7 +55,7 @@ absl::Status Populate(const FreshMemory& fresh, std::span<std::byte> bytes) {
       (errno == ENOSPC || errno == ENOMEM)) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "memory for ", length, " bytes of a block: ", std::generic_category().message(errno),
-        "; lower capacity_bytes, or raise the machine's or the service's limit of memory"));
+        "; lower [store] capacity, or raise the machine's or the service's limit of memory"));
   }
   static_cast<void>(::madvise(bytes.data() - before, length, MADV_POPULATE_WRITE));
   return absl::OkStatus();

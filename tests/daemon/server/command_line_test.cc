@@ -77,6 +77,23 @@ TEST_F(CommandLineTest, BadValueNamesTheFlag) {
   EXPECT_THAT(Refusal({"--listen.insecure=yes"}), HasSubstr("write true or false"));
 }
 
+TEST_F(CommandLineTest, FlagWithoutAValueTakesNoOtherFlagForIt) {
+  EXPECT_THAT(Refusal({"--listen.unix_socket=", "--listen.metrics=none"}),
+              HasSubstr("--listen.unix_socket= has an empty value"));
+}
+
+TEST_F(CommandLineTest, SocketPathThatEnginesAreToldIsAbsolute) {
+  const std::string here = std::filesystem::current_path().string();
+  const auto line = Parse({"--listen.unix_socket=./sub/../crumbd.sock"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->config.unix_socket, here + "/crumbd.sock");
+  EXPECT_EQ(line->config.memory_socket(), here + "/crumbd.sock.mem");
+  std::ofstream(file_) << "[listen]\nunix_socket = \"c.sock\"\n";
+  EXPECT_EQ(Parse({"--config", file_})->config.unix_socket, here + "/c.sock");
+  std::ofstream(file_) << "[listen]\nunix_socket = \"\"\n";
+  EXPECT_THAT(Refusal({"--config", file_}), HasSubstr("listen.unix_socket is empty"));
+}
+
 TEST_F(CommandLineTest, ListeningBeyondLoopbackIsRefusedByFlagToo) {
   EXPECT_THAT(Refusal({"--listen.tcp=0.0.0.0:7070"}), HasSubstr("listen.insecure"));
   EXPECT_TRUE(Parse({"--listen.tcp=0.0.0.0:7070", "--listen.insecure=true"}).ok());

@@ -121,6 +121,15 @@ TEST(ConfigFileTest, BadValuesAreRefusedWithTheKeyTheValueAndHowToWriteIt) {
               AllOf(HasSubstr("line 2: store.capacity: \"4GB\""), HasSubstr("as in 4GiB")));
   EXPECT_THAT(Refusal("[store]\ncapacity = -1\n"), HasSubstr("\"-1\" is no size"));
   EXPECT_THAT(Refusal("[store]\nlease = \"soon\"\n"), HasSubstr("\"soon\" is no time"));
+  EXPECT_THAT(Refusal("[store]\ncapacity = 0\n"),
+              AllOf(HasSubstr("store.capacity: \"0\" is too little"), HasSubstr("4KiB")));
+  EXPECT_THAT(Refusal("[store]\nchunk = \"4095\"\n"), HasSubstr("\"4095\" is too little"));
+  EXPECT_THAT(Refusal("[store]\ngpu_chunk = 1\n"), HasSubstr("\"1\" is too little"));
+  EXPECT_THAT(Refusal("[store]\nlease = \"99ms\"\n"),
+              AllOf(HasSubstr("\"99ms\""), HasSubstr("from 100ms to 24h")));
+  EXPECT_THAT(Refusal("[store]\nlease = \"1200h\"\n"), HasSubstr("from 100ms to 24h"));
+  EXPECT_THAT(Refusal("[store]\nquarantine = \"25h\"\n"), HasSubstr("to 24h"));
+  EXPECT_THAT(Refusal("[listen]\ndrain_timeout = \"1ns\"\n"), HasSubstr("from 1ms"));
   EXPECT_THAT(Refusal("[store]\nmax_sessions = 0\n"), HasSubstr("from 1 to 1048576"));
   EXPECT_THAT(Refusal("[demote]\nqueue = 65537\n"), HasSubstr("from 1 to 65536"));
   EXPECT_THAT(Refusal("[ucx]\nport = 65536\n"), HasSubstr("from 0 to 65535"));
@@ -160,6 +169,19 @@ TEST(ConfigFileTest, UcxBeyondLoopbackNeedsInsecureOnlyWhereItIsEnabled) {
               AllOf(HasSubstr("ucx.host"), HasSubstr("0.0.0.0"), HasSubstr("listen.insecure")));
   config.insecure = true;
   EXPECT_TRUE(CheckConfig(config).ok());
+}
+
+TEST(ConfigFileTest, UcxHostIsAnAddressInDigits) {
+  Config config;
+  config.ucx.enabled = true;
+  for (const char* host : {"localhost", "node-7", "127.0.0.9999", "[::1]", ""}) {
+    config.ucx.host = host;
+    EXPECT_THAT(
+        std::string(CheckConfig(config).message()),
+        AllOf(HasSubstr("ucx.host is \"" + std::string(host) + "\""), HasSubstr("in digits")));
+  }
+  config.ucx.host = "::1";
+  EXPECT_TRUE(CheckConfig(config).ok()) << CheckConfig(config);
 }
 
 TEST(ConfigFileTest, EveryKeysDefaultIsTextThatItTakes) {

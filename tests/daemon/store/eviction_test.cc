@@ -96,7 +96,7 @@ TEST_F(EvictionTest, LeasedTailCopyStays) {
   Publish("abcd");
   const LookupResult found = Lookup("abcd");
   Publish("abcdefgh");
-  EXPECT_REFUSED(kResourceExhausted, TryPublish("ijklmnop").status(), "capacity_bytes");
+  EXPECT_REFUSED(kResourceExhausted, TryPublish("ijklmnop").status(), "[store] capacity");
   const auto read = store_->BeginRead(session_, found.lease, {{Bf16(2), Bf16(3)}});
   ASSERT_EQ(absl::OkStatus(), read.status());
   EXPECT_TRUE(BlockHolds(read->pages()[0], "", PagesOf("abcd"), kAllHeads, kGeometry));
@@ -110,8 +110,8 @@ TEST_F(EvictionTest, RefusesWithTheNumbersAndEvictsNothing) {
   const StoreStatus before = store_->Status();
   // Evicting "efgh" alone would not make room for this.
   EXPECT_REFUSED(kResourceExhausted, TryPublish("ijklmnop").status(), "7 blocks", "3 of",
-                 "capacity_bytes is ", "4 pages are held by 1 leases", "0 of them in quarantine",
-                 "Raise capacity_bytes");
+                 "[store] capacity is ", "4 pages are held by 1 leases", "0 of them in quarantine",
+                 "Raise [store] capacity");
   const StoreStatus after = store_->Status();
   EXPECT_EQ(before.used_bytes, after.used_bytes);
   EXPECT_EQ(0u, after.counters.evicted_pages);

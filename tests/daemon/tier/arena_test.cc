@@ -27,7 +27,7 @@ TEST(ArenaTest, ChunksNeverExceedTheCapacity) {
   const auto third = arena.Add(SpecOf(1));
   EXPECT_EQ(absl::StatusCode::kResourceExhausted, third.status().code());
   EXPECT_THAT(third.status().message(), HasSubstr("24576 of 24576"));
-  EXPECT_THAT(third.status().message(), HasSubstr("capacity_bytes"));
+  EXPECT_THAT(third.status().message(), HasSubstr("[store] capacity"));
   EXPECT_EQ(2u, arena.num_chunks());
 }
 
