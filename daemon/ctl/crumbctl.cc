@@ -7,6 +7,8 @@
 #include "CLI/CLI.hpp"
 #include "daemon/ctl/commands.h"
 #include "daemon/ctl/selection.h"
+#include "proto/base/arguments.h"
+#include "proto/base/service_address.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/version.h"
 
@@ -45,19 +47,22 @@ void AddTokens(CLI::App& command, Arguments& arguments) {
       ->excludes(tokens);
 }
 
-absl::StatusOr<PrefixOptions> Prefix(const Arguments& arguments) {
+// `without_tokens`: what the command can do without, for the message.
+absl::StatusOr<PrefixOptions> Prefix(const Arguments& arguments, absl::string_view without_tokens) {
   PrefixOptions options{arguments.namespace_prefix, {}};
   if (!arguments.tokens.empty()) {
     CRUMB_ASSIGN_OR_RETURN(options.tokens, ParseTokenText(arguments.tokens));
   } else if (!arguments.tokens_file.empty()) {
     CRUMB_ASSIGN_OR_RETURN(options.tokens, ReadTokenFile(arguments.tokens_file));
   } else if (!arguments.all) {
-    return absl::InvalidArgumentError("no tokens are given: use --tokens or --tokens-file");
+    return absl::InvalidArgumentError(
+        absl::StrCat("no tokens are given: use --tokens or --tokens-file", without_tokens));
   }
   return options;
 }
 
 absl::Status RunCommand(const std::string& name, const Arguments& arguments, std::ostream& out) {
+  CRUMB_RETURN_IF_ERROR(CheckServiceAddress(arguments.address));
   AdminClient daemon(arguments.address, absl::Seconds(arguments.timeout_seconds));
   if (name == "status") {
     return RunStatus(daemon, arguments.json, out);
@@ -69,9 +74,13 @@ absl::Status RunCommand(const std::string& name, const Arguments& arguments, std
     return RunTop(daemon, {absl::Seconds(arguments.interval_seconds), arguments.num_samples},
                   arguments.json, out);
   }
-  CRUMB_ASSIGN_OR_RETURN(const PrefixOptions options, Prefix(arguments));
-  return name == "probe" ? RunProbe(daemon, options, arguments.json, out)
-                         : RunEvict(daemon, options, arguments.json, out);
+  if (name == "probe") {
+    CRUMB_ASSIGN_OR_RETURN(const PrefixOptions options, Prefix(arguments, ""));
+    return RunProbe(daemon, options, arguments.json, out);
+  }
+  CRUMB_ASSIGN_OR_RETURN(const PrefixOptions options,
+                         Prefix(arguments, ", or --all for the whole namespace"));
+  return RunEvict(daemon, options, arguments.json, out);
 }
 
 void Declare(CLI::App& app, Arguments& arguments) {
@@ -99,13 +108,17 @@ void Declare(CLI::App& app, Arguments& arguments) {
   CLI::App* evict = app.add_subcommand("evict", "Drop a prefix and all that extend it");
   AddNamespace(*evict, arguments, "the only one");
   AddTokens(*evict, arguments);
-  evict->add_flag("--all", arguments.all, "The whole namespace, instead of tokens");
+  evict->add_flag("--all", arguments.all, "The whole namespace, instead of tokens")
+      ->excludes("--tokens", "--tokens-file");
   CLI::App* top = app.add_subcommand("top", "Rates and prefixes, live; q leaves");
   top->add_option("--interval", arguments.interval_seconds, "Seconds between samples")
       ->check(CLI::Range(0.05, 3600.0))
       ->capture_default_str();
   top->add_option("--samples", arguments.num_samples, "Leave after so many; 0: never")
       ->capture_default_str();
+  for (CLI::App* command : app.get_subcommands({})) {
+    command->footer("--address, --timeout and --json of `crumbctl --help` may follow too.");
+  }
 }
 
 }  // namespace
@@ -114,6 +127,10 @@ int RunCrumbctl(int argc, const char* const* argv, std::ostream& out, std::ostre
   CLI::App app("crumbctl shows and steers a running crumbd.");
   Arguments arguments;
   Declare(app, arguments);
+  if (const absl::Status status = CheckFlagsHaveValues(argc, argv); !status.ok()) {
+    err << "crumbctl: " << status.message() << "\n";
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

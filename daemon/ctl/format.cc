@@ -88,8 +88,28 @@ std::string Hex(std::string_view bytes, size_t max_bytes) {
   return text;
 }
 
+std::string Printable(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte < 0x20 || byte == 0x7f) {
+      absl::StrAppendFormat(&shown, "\\x%02x", byte);
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F.
+      absl::StrAppendFormat(&shown, "\\x%02x", next);
+      ++i;
+    } else {
+      shown.push_back(text[i]);
+    }
+  }
+  return shown;
+}
+
 void Table::AddRow(std::vector<std::string> cells) {
   CRUMB_CHECK(cells.size() == columns_.size(), "one cell a column");
+  for (std::string& cell : cells) {
+    cell = Printable(cell);
+  }
   rows_.push_back(std::move(cells));
 }
 

@@ -28,6 +28,10 @@ std::string Rate(double per_second);
 // Lower-case hexadecimal of bytes; of the first `max_bytes` of them.
 std::string Hex(std::string_view bytes, size_t max_bytes = 64);
 
+// A name that a client chose, for a terminal: control characters, which could move the cursor or
+// forge a line, as "\x1b". The rest stays, UTF-8 too.
+std::string Printable(std::string_view text);
+
 // Columns as wide as their widest cell, two blanks between them. Thread-compatible.
 class Table {
  public:
@@ -39,7 +43,7 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // As many cells as columns.
+  // As many cells as columns. Shown as Printable has them.
   void AddRow(std::vector<std::string> cells);
   // The titles and the rows; nothing without rows.
   void Print(std::ostream& out) const;

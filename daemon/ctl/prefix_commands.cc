@@ -34,9 +34,10 @@ std::string HeadText(const v1::TreeNode& node) {
 std::string Title(const v1::GetStatusReply& status, const std::string& namespace_id) {
   for (const v1::NamespaceInfo& space : status.namespaces()) {
     if (space.namespace_id() == namespace_id) {
-      return absl::StrCat("namespace ", Hex(namespace_id, 6), ": tenant ", space.tenant(),
-                          ", profile ", Hex(space.profile_id(), 6),
-                          space.context_key().empty() ? "" : ", context " + space.context_key());
+      return absl::StrCat(
+          "namespace ", Hex(namespace_id, 6), ": tenant ", space.tenant(), ", profile ",
+          Hex(space.profile_id(), 6),
+          space.context_key().empty() ? "" : ", context " + Printable(space.context_key()));
     }
   }
   return absl::StrCat("namespace ", Hex(namespace_id, 6));

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/ctl/selection.h"
 
-#include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
 #include "daemon/ctl/format.h"
+#include "proto/base/file.h"
+#include "proto/base/status_macros.h"
 
 namespace crumb {
 
 absl::StatusOr<v1::NamespaceInfo> SelectNamespace(const v1::GetStatusReply& status,
                                                   const std::string& text) {
+  const std::string digits = absl::AsciiStrToLower(text);
   std::vector<const v1::NamespaceInfo*> found;
   for (const v1::NamespaceInfo& space : status.namespaces()) {
-    if (Hex(space.namespace_id()).rfind(text, 0) == 0) {
+    if (absl::StartsWith(Hex(space.namespace_id()), digits)) {
       found.push_back(&space);
     }
   }
@@ -37,8 +38,8 @@ absl::StatusOr<v1::NamespaceInfo> SelectNamespace(const v1::GetStatusReply& stat
                    ": say which by --namespace:");
   for (const v1::NamespaceInfo* space : found) {
     absl::StrAppend(&message, "\n  ", Hex(space->namespace_id(), 6), "  tenant ", space->tenant(),
-                    ", profile ", Hex(space->profile_id(), 6), ", context \"", space->context_key(),
-                    "\"");
+                    ", profile ", Hex(space->profile_id(), 6), ", context \"",
+                    Printable(space->context_key()), "\"");
   }
   return absl::InvalidArgumentError(message);
 }
@@ -64,18 +65,11 @@ absl::StatusOr<std::vector<uint32_t>> ParseTokenText(const std::string& text) {
 }
 
 absl::StatusOr<std::vector<uint32_t>> ReadTokenFile(const std::string& path) {
-  const auto read = [](std::istream& in) {
-    return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-  };
-  if (path == "-") {
-    return ParseTokenText(read(std::cin));
-  }
-  std::ifstream file(path);
-  if (!file) {
-    return absl::NotFoundError(
-        absl::StrCat("tokens file ", path, ": ", std::generic_category().message(errno)));
-  }
-  return ParseTokenText(read(file));
+  // As many ids as a prompt may have, 1,048,576, with ten digits each.
+  constexpr size_t kMaxBytes = size_t{16} << 20;
+  CRUMB_ASSIGN_OR_RETURN(const std::string text,
+                         ReadText(path == "-" ? "/dev/stdin" : path, kMaxBytes));
+  return ParseTokenText(text);
 }
 
 }  // namespace crumb
