@@ -147,14 +147,40 @@ TEST(DaemonLifecycleTest, AMetricsPortInUseIsNamed) {
 TEST(DaemonLifecycleTest, ATcpPortInUseIsNamed) {
   const auto daemon = StartDaemon({.flags = {"--listen.tcp=127.0.0.1:0"}});
   ASSERT_NE(daemon, nullptr);
-  const int metrics_port = daemon->ReadyNumber("metrics_port");
-  const std::string address = "127.0.0.1:" + std::to_string(metrics_port);
+  // Of another service, and of another crumbd, which could share it.
+  for (const char* port : {"metrics_port", "tcp_port"}) {
+    const std::string address = "127.0.0.1:" + std::to_string(daemon->ReadyNumber(port));
+    const ProgramResult result =
+        RunProgram("crumbd", {"--listen.unix_socket=" + (daemon->directory() / "b.sock").string(),
+                              "--listen.metrics=none", "--listen.tcp=" + address});
+    EXPECT_EQ(result.exit_status, 1) << port;
+    EXPECT_THAT(result.err, HasSubstr(address));
+    EXPECT_THAT(result.err, HasSubstr("[listen] tcp"));
+  }
+}
+
+TEST(DaemonLifecycleTest, AUcxPortInUseIsNamed) {
+  const auto daemon = StartDaemon();
+  ASSERT_NE(daemon, nullptr);
+  const std::string port = std::to_string(daemon->ReadyNumber("metrics_port"));
   const ProgramResult result =
       RunProgram("crumbd", {"--listen.unix_socket=" + (daemon->directory() / "b.sock").string(),
-                            "--listen.metrics=none", "--listen.tcp=" + address});
+                            "--listen.metrics=none", "--ucx.enabled=true", "--ucx.port=" + port});
   EXPECT_EQ(result.exit_status, 1);
-  EXPECT_THAT(result.err, HasSubstr(address));
-  EXPECT_THAT(result.err, HasSubstr("[listen] tcp"));
+  EXPECT_THAT(result.err, HasSubstr("127.0.0.1:" + port));
+  EXPECT_THAT(result.err, HasSubstr("in [ucx]"));
+  EXPECT_FALSE(std::filesystem::exists(daemon->directory() / "b.sock"));
+}
+
+TEST(DaemonLifecycleTest, UcxTransportsThatAreNoneAreNamed) {
+  const auto daemon = StartDaemon();
+  ASSERT_NE(daemon, nullptr);
+  const ProgramResult result = RunProgram(
+      "crumbd", {"--listen.unix_socket=" + (daemon->directory() / "b.sock").string(),
+                 "--listen.metrics=none", "--ucx.enabled=true", "--ucx.transports=carrier-pigeon"});
+  EXPECT_EQ(result.exit_status, 1);
+  EXPECT_THAT(result.err, HasSubstr("carrier-pigeon"));
+  EXPECT_THAT(result.err, HasSubstr("in [ucx]"));
 }
 
 TEST(DaemonLifecycleTest, WrongArgumentsAreStatusTwo) {
@@ -164,6 +190,9 @@ TEST(DaemonLifecycleTest, WrongArgumentsAreStatusTwo) {
   result = RunProgram("crumbd", {"--listen.tcp=0.0.0.0:7070"});
   EXPECT_EQ(result.exit_status, 2);
   EXPECT_THAT(result.err, HasSubstr("listen.insecure = true"));
+  result = RunProgram("crumbd", {"--store.lease=1ns", "--check-config"});
+  EXPECT_EQ(result.exit_status, 2);
+  EXPECT_THAT(result.err, HasSubstr("--store.lease: \"1ns\" is no time from 100ms to 24h"));
 }
 
 TEST(DaemonLifecycleTest, VersionHelpAndPrintedConfiguration) {

@@ -22,15 +22,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "client/session/control_plane.h"
-#include "client/transport/map_transport.h"
 #include "crumb/client.h"
 #include "proto/base/bfloat16.h"
-#include "proto/base/clock.h"
-#include "proto/base/crc32c.h"
 #include "proto/base/unique_fd.h"
 #include "tests/client/e2e/client_fixture.h"
 #include "tests/client/e2e/e2e_model.h"
+#include "tests/client/e2e/raw_session.h"
 
 namespace crumb {
 namespace {
@@ -67,67 +64,10 @@ void SendNoiseToPort(uint32_t port, const std::string& noise) {
   SendNoise(SOCK_STREAM, reinterpret_cast<const sockaddr*>(&address), sizeof(address), noise);
 }
 
-// A session by hand, which can say what the library would not.
-class RawSession {
- public:
-  RawSession(const std::string& address, const std::shared_ptr<const Profile>& profile)
-      : profile_(profile), control_(ControlPlane::Create(address)) {
-    attached_ = *control_->Attach(
-        {.client_name = "raw", .tenant = "default", .profile = profile, .heads = {0, 2}});
-    map_ = *MapTransport::Connect({}, attached_.info, Soon());
-  }
-
-  static absl::Time Soon() { return Clock::System().Now() + absl::Seconds(20); }
-  const SessionInfo& info() const { return attached_.info; }
-
-  // Publishes `tokens` as BF16 pages of `rows` elements each; the first checksum is off by
-  // `checksum_error`.
-  absl::StatusOr<CommitCounts> Publish(std::span<const uint32_t> tokens,
-                                       std::span<const BFloat16> rows,
-                                       uint32_t checksum_error = 0) {
-    const auto missing = control_->BeginPublish("", tokens, Soon());
-    EXPECT_TRUE(missing.ok()) << missing.status();
-    const std::span<const std::byte> bytes = std::as_bytes(rows);
-    const std::span<std::byte> staging = *map_->AcquireStaging(bytes.size(), Soon());
-    std::copy(bytes.begin(), bytes.end(), staging.begin());
-    CommitParams params{.publish = missing->publish, .staged = {}};
-    const Geometry& geometry = profile_->geometry();
-    const size_t head_bytes = geometry.HeadRangeBytes(PageEncoding::kBf16);
-    for (uint32_t page = 0; page < tokens.size() / kPageTokens; ++page) {
-      StagedImage image{.page = PageIdx(page),
-                        .encoding = PageEncoding::kBf16,
-                        .offset = page * geometry.PageBytes(PageEncoding::kBf16),
-                        .head_crc32c = {}};
-      for (uint32_t head = 0; head < geometry.num_kv_heads; ++head) {
-        image.head_crc32c.push_back(
-            Crc32c(bytes.subspan(image.offset + head * head_bytes, head_bytes)));
-      }
-      params.staged.push_back(std::move(image));
-    }
-    params.staged[0].head_crc32c[0] += checksum_error;
-    auto counts = control_->CommitPublish(params, Soon());
-    if (!counts.ok()) {
-      control_->AbortPublish(missing->publish, Soon()).IgnoreError();
-    }
-    map_->ReleaseStaging(/*discard=*/false);
-    return counts;
-  }
-
-  uint32_t MatchedTokens(std::span<const uint32_t> tokens) {
-    return control_->Lookup({.context_key = "", .tokens = tokens}, Soon())->matched_tokens;
-  }
-
- private:
-  std::shared_ptr<const Profile> profile_;
-  std::unique_ptr<ControlPlane> control_;
-  AttachedSession attached_;
-  std::unique_ptr<MapTransport> map_;
-};
-
 using BadInputTest = ClientTest;
 
 TEST_F(BadInputTest, NoiseOnEverySocketDisturbsNoClient) {
-  StartDaemon({"--ucx.enabled=true"});
+  StartDaemon({"--ucx.enabled=true", "--listen.tcp=127.0.0.1:0"});
   const auto by_map = NewClient(DataPlane::kMap);
   const auto by_ucx = NewClient(DataPlane::kUcx);
   const auto sequence = Prefill(512);
@@ -149,6 +89,9 @@ TEST_F(BadInputTest, NoiseOnEverySocketDisturbsNoClient) {
     }
   });
   const uint32_t ucx_port = RawSession(daemon_->address(), profile_).info().ucx_port;
+  const auto tcp_port = static_cast<uint32_t>(daemon_->ReadyNumber("tcp_port"));
+  // What HTTP/2 begins with: behind it, noise reaches the reader of its frames.
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -157,7 +100,9 @@ TEST_F(BadInputTest, NoiseOnEverySocketDisturbsNoClient) {
     for (char& c : noise) {
       c = static_cast<char>(random());
     }
-    SendNoiseToUnixSocket(SOCK_STREAM, daemon_->socket_path(), noise);
+    const std::string to_grpc = i % 4 < 2 ? noise : preface + noise;
+    SendNoiseToUnixSocket(SOCK_STREAM, daemon_->socket_path(), to_grpc);
+    SendNoiseToPort(tcp_port, to_grpc);
     SendNoiseToUnixSocket(SOCK_SEQPACKET, daemon_->socket_path().string() + ".mem",
                           noise.substr(0, i % 2 == 0 ? 40 : noise.size()));
     SendNoiseToPort(ucx_port, noise);
@@ -203,9 +148,9 @@ TEST_F(BadInputTest, ArenaOfOnePageTakesTheNextPrefixOnlyWhenTheFirstIsFree) {
   ASSERT_EQ(held->num_pages(), 1u);
   const absl::Status full = publish(other).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-  EXPECT_THAT(std::string(full.message()),
-              AllOf(HasSubstr("capacity_bytes is 102400"),
-                    HasSubstr("1 pages are held by 1 leases"), HasSubstr("Raise capacity_bytes")));
+  EXPECT_THAT(std::string(full.message()), AllOf(HasSubstr("[store] capacity is 102400"),
+                                                 HasSubstr("1 pages are held by 1 leases"),
+                                                 HasSubstr("Raise [store] capacity")));
   EXPECT_TRUE(held->Validate().ok()) << held->Validate();
   EXPECT_EQ(matched(prompt_), 64u);
 
@@ -227,7 +172,7 @@ TEST_F(BadInputTest, PagesWithNanAreRefusedByLayerHeadAndToken) {
   StartDaemon();
   RawSession session(daemon_->address(), profile_);
   const std::span<const uint32_t> tokens = std::span(prompt_).first(128);
-  const size_t page = profile_->geometry().PageBytes(PageEncoding::kBf16) / sizeof(BFloat16);
+  const size_t page = session.PageElements();
   const size_t block = profile_->geometry().Bf16Block().bytes() / sizeof(BFloat16);
   const BFloat16 nan = BFloat16::FromFloat(std::numeric_limits<float>::quiet_NaN());
   std::vector<BFloat16> rows(2 * page);
@@ -251,14 +196,45 @@ TEST_F(BadInputTest, PagesWithAnotherChecksumAreDataLoss) {
   StartDaemon();
   RawSession session(daemon_->address(), profile_);
   const std::span<const uint32_t> tokens = std::span(prompt_).first(64);
-  const std::vector<BFloat16> rows(profile_->geometry().PageBytes(PageEncoding::kBf16) /
-                                   sizeof(BFloat16));
+  const std::vector<BFloat16> rows(session.PageElements());
   const absl::Status status = session.Publish(tokens, rows, /*checksum_error=*/1).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("page 0"), HasSubstr("KV head 0"), HasSubstr("was announced")));
   EXPECT_EQ(session.MatchedTokens(tokens), 0u);
   EXPECT_TRUE(session.Publish(tokens, rows).ok());
+}
+
+TEST_F(BadInputTest, PagesOutOfOrderTwiceOrCommittedAgainAreRefusedByNameAndLoseNothing) {
+  StartDaemon();
+  RawSession session(daemon_->address(), profile_);
+  const std::span<const uint32_t> tokens = std::span(prompt_).first(128);
+  const std::vector<BFloat16> rows(2 * session.PageElements());
+  const auto good = session.Stage(tokens, rows);
+  ASSERT_TRUE(good.ok()) << good.status();
+  const auto refusal = [&](const CommitParams& params) {
+    const absl::Status status = session.Commit(params).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(session.MatchedTokens(tokens), 0u);
+    return std::string(status.message());
+  };
+  CommitParams swapped = *good;
+  std::swap(swapped.staged[0], swapped.staged[1]);
+  EXPECT_THAT(refusal(swapped), AllOf(HasSubstr("staged page 0"), HasSubstr("page 1")));
+  CommitParams twice = *good;
+  twice.staged.push_back(twice.staged.back());
+  EXPECT_THAT(refusal(twice), HasSubstr("staged page 1"));
+  CommitParams beyond = *good;
+  beyond.staged.back().page = PageIdx(2);
+  EXPECT_THAT(refusal(beyond), HasSubstr("staged page 2"));
+
+  ASSERT_TRUE(session.Commit(*good).ok());
+  EXPECT_EQ(session.MatchedTokens(tokens), 128u);
+  const absl::Status again = session.Commit(*good).status();
+  EXPECT_EQ(again.code(), absl::StatusCode::kNotFound) << again;
+  EXPECT_THAT(std::string(again.message()), HasSubstr(std::to_string(good->publish.value())));
+  EXPECT_EQ(session.MatchedTokens(tokens), 128u);
+  session.EndStaging();
 }
 
 TEST_F(BadInputTest, SigtermEndsADaemonWithAttachedClientsWithStatusZero) {

@@ -23,6 +23,7 @@
 namespace crumb {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -143,11 +144,28 @@ TEST_F(ClientTest, TokenListsOfEveryBadLength) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("10000000 tokens; at most 1048576"));
   EXPECT_TRUE(client->Lookup(std::span(many).first(1 << 20), {}).ok());
   const auto sequence = Prefill(200);
+  EXPECT_THAT(std::string(client->Publish(*sequence, many, {}).status().message()),
+              HasSubstr("10000000 tokens; at most 1048576"));
   for (const size_t count : {size_t{0}, size_t{63}, size_t{65}, size_t{256}}) {
     EXPECT_EQ(client->Publish(*sequence, std::span(prompt_).first(count), {}).status().code(),
               absl::StatusCode::kInvalidArgument)
         << count;
   }
+}
+
+TEST_F(ClientTest, IdsBeyondAnyVocabularyAreRefusedWithTheirPlace) {
+  StartDaemon();
+  const auto client = NewClient();
+  const auto sequence = Prefill(200);
+  prompt_[70] = 1u << 31;
+  const std::span<const uint32_t> tokens = std::span(prompt_).first(128);
+  for (const absl::Status& status :
+       {client->Lookup(tokens, {}).status(), client->Publish(*sequence, tokens, {}).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("tokens[70] is 2147483648"), HasSubstr("2147483647")));
+  }
+  EXPECT_TRUE(client->Publish(*sequence, tokens.first(64), {}).ok()) << "the rest is not held up";
 }
 
 TEST_F(ClientTest, SequenceOfAnotherProfileIsRefusedByName) {

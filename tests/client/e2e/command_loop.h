@@ -21,6 +21,8 @@ inline void Say(const std::string& line) {
   std::fflush(stdout);
 }
 
+// Of a line that begins with "loud", "begun" is said before the command runs.
+//
 // Answers with what it returns; nothing, if that is empty: then it has spoken for itself.
 using Command = std::function<std::string(uint32_t seed, uint32_t num_tokens)>;
 
@@ -36,7 +38,12 @@ inline int Obey(const absl::Status& attached, const std::map<std::string, Comman
     std::string word;
     uint32_t seed = 0;
     uint32_t num_tokens = 0;
-    words >> word >> seed >> num_tokens;
+    words >> word;
+    if (word == "loud") {
+      words >> word;
+      Say("begun");
+    }
+    words >> seed >> num_tokens;
     const auto command = commands.find(word);
     const std::string answer =
         command == commands.end() ? "unknown command " + word : command->second(seed, num_tokens);

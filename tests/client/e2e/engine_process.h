@@ -7,6 +7,16 @@
 //   lookup SEED TOKENS    "found USABLE"; holds the prefix
 //   validate              "OK", or the status of the prefix held
 //   churn SEED            publishes and looks up for ever, a line for each round
+//   read                  reads the prefix held for ever; "reading" once all was read
+//
+// In a session of its own, step by step (tests/client/e2e/raw_session.h):
+//
+//   find SEED TOKENS      "found MATCHED"
+//   open                  brings what was found: "OK", or the status
+//   stage SEED TOKENS     all of a publish but its commit: "staged", or "error ..."
+//   commit                "committed ADDED", or "error ..."
+//
+// Before a command, "loud" has it say "begun" when it begins.
 #pragma once
 
 #include <sys/types.h>
@@ -39,6 +49,7 @@ class EngineProcess {
     Send(command);
     return ReadLine();
   }
+  pid_t pid() const { return pid_; }
   void Signal(int signal) const;
   void Kill();
 

@@ -66,6 +66,7 @@ TEST_F(RpcTest, LimitsOfTokensAndContextKeysNameFieldValueAndLimit) {
       {"", "", {"tokens is empty"}},
       {std::string(63 * 4 + 3, '\0'), "", {"tokens has 255 bytes", "multiple of 4"}},
       {std::string((kMaxTokens + 64) * 4, '\0'), "", {"tokens has 1048640 ids", "1048576"}},
+      {std::string(size_t{10'000'000} * 4, '\0'), "", {"tokens has 10000000 ids", "1048576"}},
       {Packed(odd_id), "", {"tokens[5] is 2147483648", "2147483647"}},
       {Packed(Prompt(1, 1)), std::string(257, 'k'), {"context_key has 257 bytes", "at most 256"}},
   };
