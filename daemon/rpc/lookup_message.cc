@@ -51,11 +51,11 @@ bool CopyField(uint32_t tag, CodedInputStream& input, CodedOutputStream& output)
       return true;
     case kLengthDelimited: {
       std::string bytes;
-      if (!input.ReadVarint32(&small) || small > static_cast<uint32_t>(INT32_MAX) ||
-          !input.ReadString(&bytes, static_cast<int>(small))) {
+      int size = 0;
+      if (!input.ReadVarintSizeAsInt(&size) || !input.ReadString(&bytes, size)) {
         return false;
       }
-      output.WriteVarint32(small);
+      output.WriteVarint32(static_cast<uint32_t>(size));
       output.WriteString(bytes);
       return true;
     }
@@ -76,13 +76,14 @@ absl::StatusOr<LookupMessage> DecodeLookup(const grpc::ByteBuffer& bytes) {
     google::protobuf::io::StringOutputStream stream(&rest);
     CodedOutputStream output(&stream);
     while (const uint32_t tag = input.ReadTag()) {
-      uint32_t size = 0;
+      int size = 0;
       const bool is_tokens = tag == kTokensTag;
-      if (is_tokens ? !input.ReadVarint32(&size) : !CopyField(tag, input, output)) {
+      if (is_tokens ? !input.ReadVarintSizeAsInt(&size) : !CopyField(tag, input, output)) {
         return NoLookupRequest();
       }
       if (is_tokens) {
-        message.tokens = TokenList::Read(size, input);  // The last of several, as protobuf does.
+        message.tokens = TokenList::Read(static_cast<size_t>(size),
+                                         input);  // The last of several, as protobuf does.
       }
     }
   }
