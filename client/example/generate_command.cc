@@ -85,7 +85,12 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const GenerateCommand& command,
   options.profile = std::move(profile);
   options.data_plane = data_plane;
   CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<Client> client, Client::Create(std::move(options)));
-  CRUMB_RETURN_IF_ERROR(client->WaitAttached(kAttachTimeout));
+  if (const absl::Status attached = client->WaitAttached(kAttachTimeout); !attached.ok()) {
+    return absl::Status(attached.code(),
+                        absl::StrCat(attached.message(),
+                                     "; start crumbd, name another by --address, or do without by "
+                                     "--data-plane none"));
+  }
   return client;
 }
 

@@ -28,6 +28,7 @@ QUESTIONS = ["My order A-104233 has not arrived. Where is it?",
 PLANES = ["auto", "map", "ucx"]
 TITLES = ["1: cold, publishes", "2: maps", "3: pulls over UCX"]
 START_SECONDS = 20
+PROGRAMS = ["crumbd", "crumbctl", "crumb-example"]
 SKIPPED = 77  # As CTest has it.
 
 
@@ -145,6 +146,9 @@ def main():
     if not pathlib.Path(options.model).exists():
         print(f"no model at {options.model}; run deploy/fetch-model.sh")
         return SKIPPED
+    for program in PROGRAMS:
+        if not (options.bin / program).exists():
+            sys.exit(f"no {program} in {options.bin}; make build builds it into build/release/bin")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     with tempfile.TemporaryDirectory(prefix="crumb-demo-") as folder:
