@@ -24,7 +24,9 @@ namespace crumb::gpu {
 // What a lane knows after some units. Weights are 2^(score - max).
 template <int kHeadDim, int kTiles>
 struct AttentionState {
-  float max[kTiles];     // Of the scores, in base-2 exponents; the same in all lanes of a head.
+  // Of the scores, of INT2 rows with the logarithms of V's scales; in base-2 exponents, the same in
+  // all lanes of a head.
+  float max[kTiles];
   float sum[kTiles];     // Of the weights of this lane's tokens.
   float offset[kTiles];  // Sum of weight * minimum of V, of this lane's tokens; for all channels.
   float outputs[kTiles][kHeadDim / 8];
@@ -88,6 +90,9 @@ __device__ __forceinline__ void UnpackCodes(uint32_t word, uint32_t (&a)[4]) {
   a[3] = upper & 0x0c0c0c0cu;
 }
 
+// No page has a lesser one; the logarithm of 0 would be no use.
+inline constexpr float kLeastScale = 0x1p-24f;
+
 // A lane's eight (scale, minimum) pairs: tokens 16 i + g, then 16 i + 8 + g.
 struct RowMeta {
   uint32_t words[8];
@@ -107,18 +112,6 @@ struct RowMeta {
   }
   __device__ __forceinline__ float2 operator[](int i) const {
     return __half22float2(reinterpret_cast<const __half2&>(words[i]));
-  }
-  // The largest scale of the page.
-  __device__ __forceinline__ float MaxScale() const {
-    __half2 largest = reinterpret_cast<const __half2&>(words[0]);
-#pragma unroll
-    for (int i = 1; i < 8; ++i) {
-      largest = __hmax2(largest, reinterpret_cast<const __half2&>(words[i]));
-    }
-    // Not negative, so that halves are in the order of their bits.
-    const uint32_t bits = reinterpret_cast<const uint32_t&>(largest) & 0xffffu;
-    const uint32_t of_page = __reduce_max_sync(kFullWarp, bits);
-    return __low2float(reinterpret_cast<const __half2&>(of_page));
   }
 };
 
@@ -153,13 +146,16 @@ class WarpAttention {
     const RowMeta key_meta(block + Layout::kInt2.key_meta_offset(), g_);
     ScorePage(reinterpret_cast<const uint4*>(block), key_meta, scores);
     const RowMeta value_meta(block + Layout::kInt2.value_meta_offset(), g_);
-    // Above what half a code's scale can be, so that the quotient below stays finite.
-    const float max_scale = fmaxf(value_meta.MaxScale(), 5.9604645e-8f);
+    float log_scales[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      log_scales[i] = Log2(fmaxf(value_meta[i].x, kLeastScale));
+    }
     uint32_t weights[kTiles][2][2];
     float output_unit[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      output_unit[n] = WeighPage(n, scores[n], value_meta, max_scale, weights[n]);
+      output_unit[n] = WeighPage(n, scores[n], value_meta, log_scales, weights[n]);
     }
     AddValues(reinterpret_cast<const uint4*>(block + Layout::kInt2.value_codes_offset()), weights,
               output_unit);
@@ -206,20 +202,23 @@ class WarpAttention {
     }
   }
 
-  // Scores to weights: digits as a B operand for V's tokens, and what one of the low digit is worth
-  // in outputs. Digits are relative to the page's own maximum, not to the highest so far: a page of
-  // many small probabilities would be rounded away.
-  __device__ __forceinline__ float WeighPage(
-      int n, const float (&scores)[8], const RowMeta& meta, float max_scale, uint32_t (&b)[2][2]) {
-    float highest = scores[0];
+  // Scores to weights: digits of weight * scale as a B operand for V's tokens, and what one of the
+  // low digit is worth in outputs. Digits are relative to the page's own largest product, not to
+  // the highest so far, nor to the largest scale: a page of many small probabilities would be
+  // rounded away, or one where hardly any attention goes to a row of huge values.
+  __device__ __forceinline__ float WeighPage(int n,
+                                             const float (&scores)[8],
+                                             const RowMeta& meta,
+                                             const float (&log_scales)[8],
+                                             uint32_t (&b)[2][2]) {
+    float highest = scores[0] + log_scales[0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) {
-      highest = fmaxf(highest, scores[i]);
+      highest = fmaxf(highest, scores[i] + log_scales[i]);
     }
     highest = MaxOfHead(highest);
     state_.RaiseMax(n, highest);
     const float share = Exp2(highest - state_.max[n]);
-    const float range = __fdividef(kDigitRange, max_scale);
     float sum = 0;
     float offset = 0;
     uint32_t integers[8];
@@ -231,7 +230,7 @@ class WarpAttention {
       offset = fmaf(weight, row.y, offset);
       // Adding 2^23 leaves the rounded integer in the low bits; adding 128 makes the second byte
       // the high digit, and the first the low one with its sign bit flipped.
-      integers[i] = __float_as_uint(fmaf(weight, row.x * range, 8388608.0f + 128.0f));
+      integers[i] = __float_as_uint(fmaf(weight, row.x * kDigitRange, 8388608.0f + 128.0f));
     }
     state_.sum[n] = fmaf(sum, share, state_.sum[n]);
     state_.offset[n] = fmaf(offset, share, state_.offset[n]);
@@ -250,7 +249,7 @@ class WarpAttention {
         b[kk][half] = g_ % 2 == 0 ? high : low;
       }
     }
-    return max_scale * (1 / kDigitRange) * share;
+    return (1 / kDigitRange) * share;
   }
 
   __device__ __forceinline__ void AddValues(const uint4* codes,

@@ -51,15 +51,16 @@ class PrefixGroup {
         index_(index),
         rows_{launch.batch, first_row, num_rows},
         lane_(static_cast<int>(threadIdx.x) % 32),
-        step_(step),
-        unit_(launch.batch.scale * 1.4426950408889634f) {
+        step_(step) {
     current_.Advance(first);
   }
 
   __device__ __forceinline__ void LoadQueries() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      query_sum_[half] = rows_.LoadQuery<kDim>(half, [&](int k, int i, uint32_t word) {
+      const float lift = rows_.LiftOf<kDim>(half);
+      unit_[half] = launch_.batch.scale * 1.4426950408889634f / lift;
+      const float sum = rows_.LoadQuery<kDim>(half, lift, [&](int k, int i, uint32_t word) {
         if constexpr (kIsWide) {
           const uint32_t at = PrefixRows::InGroup(half);
           *reinterpret_cast<uint32_t*>(Queries() + k / 4 * kTileBlock + at * kSwizzleRow +
@@ -68,6 +69,7 @@ class PrefixGroup {
           queries_[k][half + 2 * i] = word;
         }
       });
+      query_sum_[half] = sum * unit_[half];
     }
     if constexpr (kIsWide) {
       AsyncProxyFence();
@@ -261,10 +263,14 @@ class PrefixGroup {
 
   // Products with the current tile to base-2 exponents of weights, none above the highest.
   __device__ __forceinline__ void ToExponents(const Offsets& offsets, float (&exponents)[kScores]) {
+    const float2 growth = Stage(current_).growth;
+    const float unit[2] = {unit_[0] * growth.x, unit_[1] * growth.x};
+    const float start[2] = {growth.y - base_[0], growth.y - base_[1]};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      exponents[i] = fmaf(scores_[i], unit_,
-                          fmaf(offsets[i / 4][i % 2], query_sum_[i % 4 / 2], -base_[i % 4 / 2]));
+      const int half = i % 4 / 2;
+      exponents[i] =
+          fmaf(scores_[i], unit[half], fmaf(offsets[i / 4][i % 2], query_sum_[half], start[half]));
     }
     // Positive numbers, inf and NaN are in the order of their bits.
     int highest[4] = {0, 0, 0, 0};
@@ -359,11 +365,11 @@ class PrefixGroup {
   const PrefixRows rows_;
   const int lane_;
   const uint32_t step_;
-  const float unit_;  // Of a score, in base-2 exponents.
   Place current_;
   bool has_added_ = false;  // Outputs mean nothing until then.
   // Of rows g and g + 8 of the warp's 16, which are this lane's.
-  float query_sum_[2];
+  float unit_[2];           // Of a score, in base-2 exponents.
+  float query_sum_[2];      // In them too.
   float base_[2] = {0, 0};  // What weights are relative to, in base-2 exponents.
   float decay_[2];          // What outputs have to be multiplied by, if must_rescale_.
   bool must_rescale_ = false;

@@ -74,7 +74,6 @@ class PrefixProducer {
   }
 
  private:
-  static constexpr float kLog2E = 1.4426950408889634f;
   static constexpr uint32_t kKeySteps = kDim / 32;
   static constexpr uint32_t kVectors = kDim == 256 ? 2 : 1;        // Of K a thread, and of V.
   static constexpr uint32_t kFirstOfValues = kDim == 64 ? 64 : 0;  // Thread.
@@ -87,6 +86,29 @@ class PrefixProducer {
     uint32_t value_scales[4];       // Of pairs of tokens, in the order of a chunk.
     __half2 key_meta;               // Of one token.
     __half value_min;
+    bool has_small_keys;  // See prefix_tiles.cuh.
+    bool has_small_values;
+
+    __device__ __forceinline__ void ShrinkKeys() {
+      has_small_keys = true;
+#pragma unroll
+      for (uint32_t& scales : key_scales) {
+        scales = Shrunk(scales);
+      }
+    }
+    __device__ __forceinline__ void ShrinkValues() {
+      has_small_values = true;
+#pragma unroll
+      for (uint32_t& scales : value_scales) {
+        scales = Shrunk(scales);
+      }
+      value_min = __hmul(value_min, __float2half_rn(kShrink));
+    }
+
+   private:
+    __device__ __forceinline__ static uint32_t Shrunk(uint32_t pair) {
+      return AsWord(__hmul2(AsHalves(pair), __float2half2_rn(kShrink)));
+    }
   };
 
   // By the first warp, in order: asks for the page of tile `i`. `found` is the lane's of 32 entries
@@ -142,6 +164,18 @@ class PrefixProducer {
     return KeyWord(i) / kKeySteps;
   }
 
+  // The lanes of a warp that find a large scale: of K in the lower half, of V in the upper.
+  __device__ __forceinline__ static uint32_t FindLargeScales(const std::byte* block) {
+    constexpr Int2HeadBlock kFormat{kDim, kDim};
+    static_assert(2 * kFormat.meta_bytes() == 32 * sizeof(uint4), "a lane has four tokens");
+    const uint4 four =
+        *(reinterpret_cast<const uint4*>(block + kFormat.key_meta_offset()) + threadIdx.x % 32);
+    const __half2 largest = __hmax2(__hmax2(AsHalves(four.x), AsHalves(four.y)),
+                                    __hmax2(AsHalves(four.z), AsHalves(four.w)));
+    // Scales are not negative, so they are in the order of their bits.
+    return __ballot_sync(kFullWarp, (AsWord(largest) & 0xffffu) >= kLargeScale);
+  }
+
   __device__ __forceinline__ void Load(const std::byte* block, Words& words) const {
     constexpr Int2HeadBlock kFormat{kDim, kDim};
 #pragma unroll
@@ -178,6 +212,17 @@ class PrefixProducer {
       words.key_meta = *reinterpret_cast<const __half2*>(block + kFormat.KeyMetaByte(token));
       words.value_min = *reinterpret_cast<const __half*>(block + kFormat.ValueMetaByte(token) + 2);
     }
+    const uint32_t large = FindLargeScales(block);
+    words.has_small_keys = false;
+    words.has_small_values = false;
+    if (large != 0) [[unlikely]] {
+      if ((large & 0xffffu) != 0) {
+        words.ShrinkKeys();
+      }
+      if (large >> 16 != 0) {
+        words.ShrinkValues();
+      }
+    }
   }
 
   __device__ __forceinline__ bool HasKeys() const {
@@ -196,9 +241,16 @@ class PrefixProducer {
       return;
     }
     const float2 key = __half22float2(words.key_meta);
-    stage.key_offsets[thread_] = (key.x + key.y) * launch_.batch.scale * kLog2E;
-    std::byte* minima = stage.values + (kDim + 1) * kSwizzleRow;
+    stage.key_offsets[thread_] = key.x + key.y;
+    std::byte* ones = stage.values + kDim * kSwizzleRow;
+    std::byte* minima = ones + kSwizzleRow;
+    *reinterpret_cast<__half*>(ones + thread_ * 2) =
+        __float2half_rn(words.has_small_values ? kShrink : 1.0f);
     *reinterpret_cast<__half*>(minima + (thread_ / 8 ^ 1) * 16 + thread_ % 8 * 2) = words.value_min;
+    if (thread_ == 0) {
+      stage.growth = make_float2(words.has_small_keys ? 1 / kShrink : 1.0f,
+                                 words.has_small_values ? kGrowth : 0.0f);
+    }
   }
 
   __device__ __forceinline__ void StoreKeys(const Words& words, PrefixStage<kDim>& stage) const {

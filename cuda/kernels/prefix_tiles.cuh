@@ -5,9 +5,12 @@
 //
 // A key is s (c - 1) + (m + s), with its token's scale s and minimum m: its element of a tile is
 // s (c - 1), which fp16 holds exactly, and m + s is left to the sum of the query. A value's element
-// is s c; it is made by way of 16 s, so s must be below 4094. Two more rows of V's tile are ones
-// and the tokens' minima, so that the products with V give the sums of weights and of weighted
-// minima too.
+// is s c, made by way of 16 s. Two more rows of V's tile are ones and the tokens' minima, so that
+// the products with V give the sums of weights and of weighted minima too.
+//
+// fp16 ends at 65504. Where a page has a scale of K that is 4096 or more, the elements of its K are
+// a 32nd of what they would be, and scores are multiplied by 32; so are those of V, by weights that
+// are as many times larger.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +23,19 @@ namespace crumb::gpu {
 inline constexpr int kPrefixProducers = 2;  // Warpgroups that make tiles, a half of each.
 inline constexpr int kPrefixGroups = 2;     // Warpgroups that multiply, of 64 rows.
 inline constexpr int kPrefixGroupRows = 64;
-inline constexpr uint32_t kPrefixSumRows = 8;  // Of V's tile: ones, minima, zeros.
+inline constexpr uint32_t kPrefixSumRows = 8;    // Of V's tile: ones, minima, zeros.
+inline constexpr uint32_t kLargeScale = 0x6c00;  // 4096 in fp16.
+inline constexpr float kShrink = 1.0f / 32;
+inline constexpr float kGrowth = 5;  // 2^5 takes it back.
 
 // One page.
 template <int kDim>
 struct PrefixStage {
   alignas(1024) std::byte keys[kPageTokens * kDim * 2];     // [64 channels a block][token]
   std::byte values[(kDim + kPrefixSumRows) * kSwizzleRow];  // [channel, then sums][64 tokens]
-  // Of each token, m + s of K in base-2 exponents; NaN of a page that is not there.
+  // Of each token, m + s of K; NaN of a page that is not there.
   alignas(16) float key_offsets[kPageTokens];
+  float2 growth;  // What to multiply scores by, and what to add to the exponents of weights.
 };
 
 template <int kDim>
@@ -60,10 +67,8 @@ struct PrefixShared {
       BarrierInitFence();
     }
     for (uint32_t i = thread; i < kStages * kPrefixSumRows * 8; i += kWarpgroupThreads) {
-      const uint32_t row = i / 8 % kPrefixSumRows;
-      const uint32_t word = row == 0 ? 0x3c003c00u : 0u;
-      StoreTileChunk(stages[i / 8 / kPrefixSumRows].values + kDim * kSwizzleRow, row, i % 8,
-                     make_uint4(word, word, word, word));
+      StoreTileChunk(stages[i / 8 / kPrefixSumRows].values + kDim * kSwizzleRow,
+                     i / 8 % kPrefixSumRows, i % 8, make_uint4(0, 0, 0, 0));
     }
   }
 };

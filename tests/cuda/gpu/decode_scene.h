@@ -30,6 +30,11 @@ struct SceneShape {
   float query_deviation = 2;  // Scores then differ by a few.
   // The first pages of every sequence's history are these of sequence 0.
   uint32_t shared_pages = 0;
+  // Of INT2 rows, what they are multiplied by; their scales and minima saturate as a page's do.
+  float key_size = 1;
+  float value_size = 1;
+  // Token 5 of every INT2 page has values 4096 times as large as others, and no query looks for it.
+  bool has_huge_row = false;
   // Instead of random rows: query head x of a KV head finds the tokens t of a page with t %
   // head_dim
   // == x + 1 and nothing else, and their values are t + 64 * (sequence * num_kv_heads + KV head).
@@ -82,6 +87,11 @@ class DecodeScene {
   };
   Page MakePage(PageEncoding encoding, uint32_t tokens, uint32_t sequence, std::byte* image);
   void MakeRow(uint32_t token, uint32_t pair, double* key, double* value);
+  struct RowMeta {
+    float scale;
+    float min;
+  };
+  RowMeta MakeMeta(bool is_key, uint32_t token, float level);
   void PackInt2Row(std::byte* block, uint32_t token, double* key, double* value);
   void PackBf16Row(std::byte* block, uint32_t token, double* key, double* value) const;
   void MakeQueries();

@@ -183,6 +183,32 @@ TEST_F(PrefillAttentionLimitsGpuTest, MaximaThatRiseLateCount) {
   }
 }
 
+// Scales and minima from the least that fp16 holds to the largest, with scores of ordinary size.
+TEST_F(PrefillAttentionLimitsGpuTest, AnythingAPageCanHoldGivesTheSums) {
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    for (const float key_size : {1.0f, 65504.0f, 0x1p-14f}) {
+      for (const float value_size : {1.0f, 65504.0f, 0x1p-20f}) {
+        SCOPED_TRACE(testing::Message() << dim << " " << key_size << " " << value_size);
+        const PrefillScene scene({.dim = dim,
+                                  .history_pages = 20,
+                                  .window_tokens = 50,
+                                  .num_queries = 50,
+                                  .key_size = key_size,
+                                  .value_size = value_size});
+        const Result expected = Reference(scene, 1 / key_size);
+        DevicePrefill device(scene);
+        device.params().scale *= 1 / key_size;
+        const Result got = device.Run();
+        EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
+        EXPECT_LT(WorstError(got.lse, expected.lse), 1e-4);
+        const Result older = device.RunOlderForm();
+        EXPECT_LT(WorstError(older.out, expected.out), kTolerance);
+        EXPECT_LT(WorstError(older.lse, expected.lse), 1e-4);
+      }
+    }
+  }
+}
+
 TEST_F(PrefillAttentionLimitsGpuTest, NullPagesCountAsZerosAndAreCounted) {
   for (const uint32_t dim : {64u, 128u, 256u}) {
     SCOPED_TRACE(dim);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct PrefillShape {
   uint32_t history_pages = 0;
   uint32_t window_tokens = 1;  // With the chunk.
   uint32_t num_queries = 1;
+  // Of INT2 rows, what they are multiplied by; their scales and minima saturate as a page's do.
+  float key_size = 1;
+  float value_size = 1;
 };
 
 class PrefillScene {
@@ -35,6 +39,11 @@ class PrefillScene {
         windows_(GaussianRows(
             window_pages_ * geometry_.PageBytes(PageEncoding::kBf16) / 2, 1, shape.num_queries)),
         queries_(GaussianRows(size_t{shape.num_queries} * num_query_heads() * shape.dim, 1.5f, 7)) {
+    const Int2HeadBlock format = geometry_.Int2Block();
+    for (size_t block = 0; block < int2_.size(); block += format.bytes()) {
+      Multiply(block + format.key_meta_offset(), shape.key_size);
+      Multiply(block + format.value_meta_offset(), shape.value_size);
+    }
     // What no query may see.
     const size_t elements = geometry_.Bf16Block().bytes() / 2;
     for (size_t block = 0; block < windows_.size() / elements; ++block) {
@@ -98,6 +107,16 @@ class PrefillScene {
   }
 
  private:
+  // The scales and minima of a page's rows.
+  void Multiply(size_t meta, float size) {
+    for (size_t at = meta; at < meta + Int2HeadBlock::meta_bytes(); at += sizeof(Float16)) {
+      Float16 number;
+      std::memcpy(&number, &int2_[at], sizeof(number));
+      number = Float16::FromFloatSaturated(number.ToFloat() * size);
+      std::memcpy(&int2_[at], &number, sizeof(number));
+    }
+  }
+
   const PrefillShape shape_;
   const Geometry geometry_;
   const uint32_t window_pages_;

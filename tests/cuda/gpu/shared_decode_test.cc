@@ -162,6 +162,46 @@ TEST_F(SharedDecodeGpuTest, MaximaRiseFromPageToPage) {
   EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
 }
 
+// Scales and minima from the least that fp16 holds to the largest, with queries that make scores of
+// ordinary size; of 4120, about every third page has a scale that is too large to be multiplied by
+// 16.
+TEST_F(SharedDecodeGpuTest, AnythingAPageCanHoldGivesTheSums) {
+  for (const uint32_t head_dim : {64u, 128u, 256u}) {
+    for (const float key_size : {1.0f, 4120.0f, 65504.0f, 0x1p-14f}) {
+      for (const float value_size : {1.0f, 4120.0f, 65504.0f, 0x1p-20f}) {
+        const SceneShape shape{.head_dim = head_dim,
+                               .group = 4,
+                               .lengths = {{40, 0}, {41, 0}},
+                               .query_deviation = 2 / key_size,
+                               .shared_pages = 40,
+                               .key_size = key_size,
+                               .value_size = value_size};
+        SCOPED_TRACE(testing::PrintToString(shape));
+        const DecodeScene scene(shape);
+        const auto got = SharedScene(scene).Run();
+        const auto expected = scene.Expected();
+        EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
+        EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
+      }
+    }
+  }
+}
+
+TEST_F(SharedDecodeGpuTest, HugeRowThatNobodyLooksForTakesNoPrecision) {
+  for (const uint32_t head_dim : {64u, 128u, 256u}) {
+    const DecodeScene scene({.head_dim = head_dim,
+                             .group = 4,
+                             .lengths = {{40, 20}, {41, 0}},
+                             .query_deviation = 0.5f,
+                             .shared_pages = 40,
+                             .has_huge_row = true});
+    const auto got = SharedScene(scene).Run();
+    const auto expected = scene.Expected();
+    EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
+    EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
+  }
+}
+
 TEST_F(SharedDecodeGpuTest, EachHeadFindsWhatWasPlantedForIt) {
   for (const uint32_t head_dim : {64u, 128u, 256u}) {
     for (const uint32_t group : {4u, 6u, 12u}) {

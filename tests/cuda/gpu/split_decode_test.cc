@@ -113,6 +113,37 @@ TEST_F(SplitDecodeGpuTest, EachHeadFindsWhatWasPlantedForIt) {
   }
 }
 
+// Scales and minima from the least that fp16 holds to the largest, with queries that make scores of
+// ordinary size.
+TEST_F(SplitDecodeGpuTest, AnythingAPageCanHoldGivesTheSums) {
+  for (const uint32_t head_dim : {64u, 128u, 256u}) {
+    for (const float key_size : {1.0f, 65504.0f, 0x1p-14f}) {
+      for (const float value_size : {1.0f, 65504.0f, 0x1p-20f}) {
+        const SceneShape shape{.head_dim = head_dim,
+                               .group = 5,
+                               .lengths = {{40, 0}, {3, 0}},
+                               .query_deviation = 2 / key_size,
+                               .key_size = key_size,
+                               .value_size = value_size};
+        SCOPED_TRACE(testing::PrintToString(shape));
+        const DecodeScene scene(shape);
+        ExpectNear(DeviceScene(scene).Run(), scene.Expected());
+      }
+    }
+  }
+}
+
+TEST_F(SplitDecodeGpuTest, HugeRowThatNobodyLooksForTakesNoPrecision) {
+  for (const uint32_t head_dim : {64u, 128u, 256u}) {
+    const DecodeScene scene({.head_dim = head_dim,
+                             .group = 5,
+                             .lengths = {{40, 20}, {3, 0}},
+                             .query_deviation = 0.5f,
+                             .has_huge_row = true});
+    ExpectNear(DeviceScene(scene).Run(), scene.Expected());
+  }
+}
+
 // A token with nearly all of the probability beside thousands with a sixteenth of a millionth each:
 // together they have a share that rounding each of them against the highest would lose.
 TEST_F(SplitDecodeGpuTest, ManySmallProbabilitiesKeepTheirSum) {

@@ -7,8 +7,7 @@
 // Benefits: at 32 sequences the prefix costs what its arithmetic costs on the tensor cores, not 32
 // times its bytes. Costs: the prefix is read at half precision, queries and keys as they are,
 // probabilities and values with 11 bits, so outputs differ from split decode's by up to about 1e-3
-// of the largest |v|; values' scales must be below 4094; three launches instead of one; Hopper
-// only.
+// of the largest |v|; three launches instead of one; Hopper only.
 //
 // No allocation, no synchronisation, capturable in a CUDA graph, the same bits from run to run on
 // one device. Thread-safe.
