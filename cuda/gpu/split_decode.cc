@@ -84,7 +84,8 @@ DecodeGrid ChooseSplitDecodeGrid(const SplitDecodeParams& params, const GpuDevic
     if (team * pairs * 8 >= uint64_t{multiprocessors} * 7) {
       grid.team = team;
       const bool is_short = pairs * params.history.stride <= uint64_t{16} * multiprocessors;
-      grid.num_warps = has_sixteen && !is_short ? 12 : std::min(grid.num_warps, 12);
+      grid.num_warps =
+          has_sixteen && !is_short ? kMaxWarpsOfTeam : std::min(grid.num_warps, kMaxWarpsOfTeam);
       grid.num_blocks = team * static_cast<uint32_t>(pairs);
       return grid;
     }
@@ -102,7 +103,7 @@ DecodeGrid ChooseSplitDecodeGrid(const SplitDecodeParams& params, const GpuDevic
 
 size_t DecodeWorkspaceBytes(const SplitDecodeParams& params, uint32_t num_blocks) {
   const DecodeGrid grid = PassesOf(params, *SplitDecodeFormOf(params.head_dim));
-  return DecodeWorkspace{nullptr, num_blocks, grid.heads_of_pass, params.head_dim}.bytes();
+  return DecodeWorkspace{num_blocks, TilesOf(grid) * kHeadsOfTile, params.head_dim}.bytes();
 }
 
 absl::Status SplitDecodeOnGrid(const SplitDecodeParams& params,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the warps' states to outputs: within a block through shared memory, between blocks through
-// the workspace. Sums are taken in the order of warps and of blocks, so they are the same each
-// time.
+// From the warps' states to one sum a block, through shared memory, and from sums to outputs. Sums
+// are taken in the order of warps, so they are the same each time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,26 +11,9 @@
 
 #include "crumb/cuda/decode_params.h"
 #include "cuda/kernels/decode_attend.cuh"
-#include "cuda/kernels/relaxed.cuh"
-#include "cuda/kernels/work_share.cuh"
 #include "cuda/launch/decode_workspace.h"
 
 namespace crumb::gpu {
-
-// Parts of a workspace; rows count heads of places.
-__device__ __forceinline__ DecodeFindings* FindingsOf(const DecodeWorkspace& workspace) {
-  return reinterpret_cast<DecodeFindings*>(workspace.base);
-}
-__device__ __forceinline__ float2* SumOf(const DecodeWorkspace& workspace, size_t row) {
-  return reinterpret_cast<float2*>(workspace.base + DecodeWorkspace::sums_offset()) + row;
-}
-template <int kHeadDim>
-__device__ __forceinline__ float4* OutputOf(const DecodeWorkspace& workspace,
-                                            size_t row,
-                                            int channel) {
-  auto* outputs = reinterpret_cast<float*>(workspace.base + workspace.outputs_offset());
-  return reinterpret_cast<float4*>(outputs + row * kHeadDim + channel);
-}
 
 // The warps' results for one pair, each relative to its own maximum. Rows are apart by eight floats
 // more than they have, so that the lanes of a warp write to banks of their own.
@@ -51,10 +33,16 @@ struct MergeStorage {
       : outputs(reinterpret_cast<float*>(shared)),
         sums(outputs + num_warps * kHeads * kStride),
         maxima(sums + num_warps * kHeads) {}
+  __device__ __forceinline__ float4* Output4(uint32_t row, uint32_t head, uint32_t chunk) const {
+    return reinterpret_cast<float4*>(outputs + (row * kHeads + head) * kStride + chunk * 4);
+  }
 };
 
-__device__ __forceinline__ float ShareOf(float max, float highest) {
-  return max == -INFINITY ? 0.0f : Exp2(max - highest);
+// Below every maximum but that of nothing, -inf, whose share is then 0 without a question.
+inline constexpr float kLowest = -1e30f;
+
+__device__ __forceinline__ DecodeFindings* FindingsOf(const SplitDecodeParams& params) {
+  return static_cast<DecodeFindings*>(params.workspace);
 }
 
 __device__ __forceinline__ void StoreOutput4(const SplitDecodeParams& params,
@@ -79,12 +67,12 @@ __device__ __forceinline__ void StoreOutput4(const SplitDecodeParams& params,
 
 __device__ __forceinline__ void StoreResult(const SplitDecodeParams& params,
                                             size_t row,
-                                            int channel,
+                                            uint32_t channel,
                                             float4 sum_of_outputs,
                                             float highest,
                                             float sum) {
   const float inverse = sum > 0 ? Reciprocal(sum) : 0;
-  StoreOutput4(params, row * params.head_dim + static_cast<size_t>(channel),
+  StoreOutput4(params, row * params.head_dim + channel,
                make_float4(sum_of_outputs.x * inverse, sum_of_outputs.y * inverse,
                            sum_of_outputs.z * inverse, sum_of_outputs.w * inverse));
   if (params.lse != nullptr && channel == 0) {
@@ -118,282 +106,88 @@ __device__ __forceinline__ void StoreState(AttentionState<kHeadDim, kTiles>& sta
   __syncthreads();
 }
 
-// What the block that merges a pair has of it, until it has the others' parts.
-template <int kHeadDim, int kTiles>
-struct OwnPart {
-  static constexpr int kHeads = kTiles * kHeadsOfTile;
-  static constexpr int kChunks = kHeadDim / 4;
+// Up to sixteen rows that are merged have a lane each of half a warp, whose lanes have channels of
+// one head: a lane finds out one row's share, and all take it from there.
+struct HalfWarp {
+  static constexpr uint32_t kLanes = 16;
 
-  float4 outputs[kHeads * kChunks];
-  float2 sums[kHeads];  // (maximum, sum)
-};
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % kLanes; }
+  static __device__ __forceinline__ float Max(float x) {
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      x = fmaxf(x, __shfl_xor_sync(mask(), x, step, kLanes));
+    }
+    return x;
+  }
+  static __device__ __forceinline__ float Sum(float x) {
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      x += __shfl_xor_sync(mask(), x, step, kLanes);
+    }
+    return x;
+  }
+  static __device__ __forceinline__ float Of(float x, uint32_t lane) {
+    return __shfl_sync(mask(), x, static_cast<int>(lane), kLanes);
+  }
 
-// A pair (sequence, KV head), and the blocks that have a part of it.
-struct PairTarget {
-  size_t query_row = 0;
-  int group = 0;  // Query heads.
-  uint32_t first_block = 0;
-  uint32_t last_block = 0;
-
-  __device__ __forceinline__ bool is_whole() const { return first_block == last_block; }
-  // A block's place in the workspace.
-  __device__ __forceinline__ size_t PlaceOf(const DecodeWorkspace& workspace,
-                                            uint32_t block) const {
-    return workspace.place(block, block == first_block ? 1 : 0);
+  static __device__ __forceinline__ uint32_t mask() {
+    return 0xffffu << (threadIdx.x & kLanes);
   }
 };
 
-// No word of a part is zero.
-__device__ __forceinline__ float NotZero(float x) {
-  return __float_as_uint(x) == 0 ? -0.0f : x;
-}
-__device__ __forceinline__ bool IsThere(float4 x, float2 y) {
-  const uint32_t least = min(min(min(__float_as_uint(x.x), __float_as_uint(x.y)),
-                                 min(__float_as_uint(x.z), __float_as_uint(x.w))),
-                             min(__float_as_uint(y.x), __float_as_uint(y.y)));
-  return least != 0;
-}
+// What rows add up to, of four channels of one head: relative to 2^highest.
+struct RowSum {
+  float highest = kLowest;
+  float sum = 0;
+  float4 out = {0, 0, 0, 0};
 
-// Calls function(row, is_in) for rows 0..count - 1, four at a time so that their loads are on their
-// way together. What is beyond counts as the last row, with is_in false: no code of its own.
-template <typename Function>
-__device__ __forceinline__ void ForRows(int count, Function&& function) {
+  __device__ __forceinline__ void Add(float share, float4 x) {
+    out.x = fmaf(share, x.x, out.x);
+    out.y = fmaf(share, x.y, out.y);
+    out.z = fmaf(share, x.z, out.z);
+    out.w = fmaf(share, x.w, out.w);
+  }
+  // Starts with the rows whose maxima and sums the lanes of a half warp have. Returns the share of
+  // the lane's own.
+  __device__ __forceinline__ float Start(float its_max, float its_sum) {
+    highest = fmaxf(HalfWarp::Max(its_max), kLowest);
+    const float share = Exp2(its_max - highest);
+    sum = HalfWarp::Sum(its_sum * share);
+    return share;
+  }
+  __device__ __forceinline__ void Add(const RowSum& other) {
+    const float raised = fmaxf(highest, other.highest);
+    const float decay = Exp2(highest - raised);
+    const float share = Exp2(other.highest - raised);
+    highest = raised;
+    sum = fmaf(sum, decay, other.sum * share);
+    out = make_float4(out.x * decay, out.y * decay, out.z * decay, out.w * decay);
+    Add(share, other.out);
+  }
+};
+
+// The sum of the first `num_rows` rows of `storage`. By whole half warps.
+template <int kHeadDim, int kTiles>
+__device__ __forceinline__ RowSum MergeRows(const MergeStorage<kHeadDim, kTiles>& storage,
+                                            uint32_t num_rows,
+                                            uint32_t head,
+                                            uint32_t chunk) {
+  const uint32_t mine = HalfWarp::lane() * storage.kHeads + head;
+  const bool has_row = HalfWarp::lane() < num_rows;
+  RowSum total;
+  const float share =
+      total.Start(has_row ? storage.maxima[mine] : -INFINITY, has_row ? storage.sums[mine] : 0.0f);
+  // Four at a time, so that their loads are on their way together. Rows that are not there have a
+  // share of 0: no code of their own.
 #pragma unroll 1
-  for (int first = 0; first < count; first += 4) {
+  for (uint32_t first = 0; first < num_rows; first += 4) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      function(min(first + i, count - 1), first + i < count);
+    for (uint32_t i = 0; i < 4; ++i) {
+      total.Add(HalfWarp::Of(share, first + i),
+                *storage.Output4(min(first + i, num_rows - 1), head, chunk));
     }
   }
-}
-
-// Adds up what the warps left of a pair: to the outputs if the block has all of it, to `own` if it
-// is the one to merge it (the last), else to its place in the workspace. By all threads.
-template <int kHeadDim, int kTiles>
-__device__ __forceinline__ void MergeWarps(const SplitDecodeParams& params,
-                                           const MergeStorage<kHeadDim, kTiles>& storage,
-                                           int num_warps,
-                                           const DecodeWorkspace& workspace,
-                                           const PairTarget& target,
-                                           uint32_t block,
-                                           OwnPart<kHeadDim, kTiles>& own) {
-  using Storage = MergeStorage<kHeadDim, kTiles>;
-  constexpr int kChunks = kHeadDim / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < target.group * kChunks;
-       i += static_cast<int>(blockDim.x)) {
-    const int head = i / kChunks;
-    const int channel = i % kChunks * 4;
-    float highest = -INFINITY;
-    float4 out = make_float4(0, 0, 0, 0);
-    float sum = 0;
-    ForRows(num_warps, [&](int warp, bool) {
-      highest = fmaxf(highest, storage.maxima[warp * Storage::kHeads + head]);
-    });
-    ForRows(num_warps, [&](int warp, bool is_in) {
-      const int row = warp * Storage::kHeads + head;
-      const float max = storage.maxima[row];
-      const float share = ShareOf(is_in ? max : -INFINITY, highest);
-      const float4 v =
-          *reinterpret_cast<const float4*>(storage.outputs + row * Storage::kStride + channel);
-      sum = fmaf(share, storage.sums[row], sum);
-      out.x = fmaf(share, v.x, out.x);
-      out.y = fmaf(share, v.y, out.y);
-      out.z = fmaf(share, v.z, out.z);
-      out.w = fmaf(share, v.w, out.w);
-    });
-    if (target.is_whole()) {
-      StoreResult(params, target.query_row + static_cast<size_t>(head), channel, out, highest, sum);
-    } else if (block == target.last_block) {
-      own.outputs[i] = out;
-      if (channel == 0) {
-        own.sums[head] = make_float2(highest, sum);
-      }
-    } else {
-      const size_t row =
-          target.PlaceOf(workspace, block) * workspace.group + static_cast<size_t>(head);
-      StoreRelaxed(OutputOf<kHeadDim>(workspace, row, channel),
-                   make_float4(NotZero(out.x), NotZero(out.y), NotZero(out.z), NotZero(out.w)));
-      if (channel == 0) {
-        StoreRelaxed(SumOf(workspace, row), make_float2(NotZero(highest), NotZero(sum)));
-      }
-    }
-  }
-}
-
-// How long a block waits for another's part. It comes within microseconds of this block's own; only
-// if lengths change while a launch runs, or two launches share a workspace, does it never come.
-inline constexpr uint64_t kPatienceNs = 10'000'000'000;
-
-class Patience {
- public:
-  __device__ __forceinline__ bool IsOver() {
-    if (++tries_ % 1024 != 0) {
-      return false;
-    }
-    const uint64_t now = DeviceNanoseconds();
-    begin_ = begin_ == 0 ? now : begin_;
-    return now - begin_ > kPatienceNs;
-  }
-
- private:
-  uint32_t tries_ = 0;
-  uint64_t begin_ = 0;
-};
-
-// Some blocks' parts of four channels of one head.
-template <int kHeadDim>
-struct PartBatch {
-  static constexpr uint32_t kSize = 8;  // Loads on their way together.
-  float4 values[kSize];
-  float2 sums[kSize];
-
-  // Of blocks begin, begin + step, ... below the last. Waits until all have come. Short, for it
-  // runs once a launch: every instruction of it is new to its multiprocessor.
-  __device__ __forceinline__ void Take(const DecodeWorkspace& workspace,
-                                       const PairTarget& target,
-                                       uint32_t begin,
-                                       uint32_t step,
-                                       int head,
-                                       int channel) {
-    float4* outputs = OutputOf<kHeadDim>(workspace, 0, channel);
-    const float2* all_sums = SumOf(workspace, 0);
-    const uint32_t first_row = RowOf(workspace, target, begin, head);
-    const uint32_t row = RowOf(workspace, target, begin + step, head) - 2 * workspace.group * step;
-    Patience patience;
-    bool is_there;
-    do {
-      is_there = true;
-#pragma unroll
-      for (uint32_t j = 0; j < kSize; ++j) {
-        values[j] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-        sums[j] = make_float2(-INFINITY, -0.0f);
-        if (begin + j * step < target.last_block) {
-          const uint32_t part = j == 0 ? first_row : row + 2 * workspace.group * step * j;
-          values[j] = LoadRelaxed(outputs + part * (kHeadDim / 4));
-          sums[j] = LoadRelaxed(all_sums + part);
-        }
-      }
-#pragma unroll
-      for (uint32_t j = 0; j < kSize; ++j) {
-        is_there = is_there & IsThere(values[j], sums[j]);
-      }
-      if (!is_there && patience.IsOver()) [[unlikely]] {
-        atomicOr(&FindingsOf(workspace)->problems, kPartMissing);
-        break;
-      }
-    } while (!is_there);
-#pragma unroll
-    for (uint32_t j = 0; j < kSize; ++j) {
-      if (begin + j * step < target.last_block) {
-        const uint32_t part = j == 0 ? first_row : row + 2 * workspace.group * step * j;
-        StoreRelaxed(outputs + part * (kHeadDim / 4), make_float4(0, 0, 0, 0));
-      }
-    }
-  }
-
-  // Of a workspace's rows there are less than 2^16.
-  static __device__ __forceinline__ uint32_t RowOf(const DecodeWorkspace& workspace,
-                                                   const PairTarget& target,
-                                                   uint32_t block,
-                                                   int head) {
-    return static_cast<uint32_t>(target.PlaceOf(workspace, block)) * workspace.group +
-           static_cast<uint32_t>(head);
-  }
-};
-
-// By the last block that has a part of a pair: the others' parts and its own. Groups of threads
-// take turns with the parts, each its own. By all threads. Blocks wait only for earlier ones, which
-// the device starts first.
-template <int kHeadDim, int kTiles>
-__device__ __forceinline__ void MergeBlocks(const SplitDecodeParams& params,
-                                            const MergeStorage<kHeadDim, kTiles>& storage,
-                                            int num_warps,
-                                            const DecodeWorkspace& workspace,
-                                            const PairTarget& target,
-                                            const OwnPart<kHeadDim, kTiles>& own) {
-  using Storage = MergeStorage<kHeadDim, kTiles>;
-  using Batch = PartBatch<kHeadDim>;
-  constexpr int kChunks = kHeadDim / 4;
-  const int items = target.group * kChunks;
-  const int num_groups = min(num_warps, max(1, static_cast<int>(blockDim.x) / items));
-  const auto step = static_cast<uint32_t>(num_groups);
-  for (int i = static_cast<int>(threadIdx.x); i < items * num_groups;
-       i += static_cast<int>(blockDim.x)) {
-    const int turn = i / items;
-    const int head = i % items / kChunks;
-    const int channel = i % kChunks * 4;
-    float highest = -INFINITY;
-    float4 out = make_float4(0, 0, 0, 0);
-    float sum = 0;
-    for (uint32_t block = target.first_block + static_cast<uint32_t>(turn);
-         block < target.last_block; block += Batch::kSize * step) {
-      Batch batch;
-      batch.Take(workspace, target, block, step, head, channel);
-      float raised = highest;
-#pragma unroll
-      for (uint32_t j = 0; j < Batch::kSize; ++j) {
-        raised = fmaxf(raised, batch.sums[j].x);
-      }
-      const float decay = ShareOf(highest, raised);
-      highest = raised;
-      out = make_float4(out.x * decay, out.y * decay, out.z * decay, out.w * decay);
-      sum *= decay;
-#pragma unroll
-      for (uint32_t j = 0; j < Batch::kSize; ++j) {
-        const float share = ShareOf(batch.sums[j].x, raised);
-        out.x = fmaf(share, batch.values[j].x, out.x);
-        out.y = fmaf(share, batch.values[j].y, out.y);
-        out.z = fmaf(share, batch.values[j].z, out.z);
-        out.w = fmaf(share, batch.values[j].w, out.w);
-        sum = fmaf(share, batch.sums[j].y, sum);
-      }
-    }
-    const int row = turn * Storage::kHeads + head;
-    *reinterpret_cast<float4*>(storage.outputs + row * Storage::kStride + channel) = out;
-    if (channel == 0) {
-      storage.maxima[row] = highest;
-      storage.sums[row] = sum;
-    }
-  }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < items; i += static_cast<int>(blockDim.x)) {
-    const int head = i / kChunks;
-    const int channel = i % kChunks * 4;
-    float highest = own.sums[head].x;
-    ForRows(num_groups, [&](int turn, bool) {
-      highest = fmaxf(highest, storage.maxima[turn * Storage::kHeads + head]);
-    });
-    const float own_share = ShareOf(own.sums[head].x, highest);
-    float4 out = own.outputs[i];
-    out = make_float4(out.x * own_share, out.y * own_share, out.z * own_share, out.w * own_share);
-    float sum = own.sums[head].y * own_share;
-    ForRows(num_groups, [&](int turn, bool is_in) {
-      const int row = turn * Storage::kHeads + head;
-      const float max = storage.maxima[row];
-      const float share = ShareOf(is_in ? max : -INFINITY, highest);
-      const float4 v =
-          *reinterpret_cast<const float4*>(storage.outputs + row * Storage::kStride + channel);
-      out.x = fmaf(share, v.x, out.x);
-      out.y = fmaf(share, v.y, out.y);
-      out.z = fmaf(share, v.z, out.z);
-      out.w = fmaf(share, v.w, out.w);
-      sum = fmaf(share, storage.sums[row], sum);
-    });
-    StoreResult(params, target.query_row + static_cast<size_t>(head), channel, out, highest, sum);
-  }
-  // All have read the sums.
-  for (int i = static_cast<int>(threadIdx.x); i < items * num_groups;
-       i += static_cast<int>(blockDim.x)) {
-    if (i % kChunks == 0) {
-      const int turn = i / items;
-#pragma unroll 1
-      for (uint32_t block = target.first_block + static_cast<uint32_t>(turn);
-           block < target.last_block; block += step) {
-        StoreRelaxed(SumOf(workspace, Batch::RowOf(workspace, target, block, i % items / kChunks)),
-                     make_float2(0, 0));
-      }
-    }
-  }
+  return total;
 }
 
 }  // namespace crumb::gpu

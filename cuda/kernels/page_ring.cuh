@@ -105,7 +105,7 @@ class WarpRing {
     if (rows == kRowsOfInt2) {
       if (lane_ == 0) {
         BarrierArriveExpect(barrier, Layout::kBytes);
-        BulkCopy(stage, source, Layout::kBytes, barrier);
+        BulkCopyOnce(stage, source, Layout::kBytes, barrier);
       }
       return;
     }

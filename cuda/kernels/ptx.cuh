@@ -149,6 +149,20 @@ __device__ __forceinline__ void BulkCopy(void* target,
       "l"(source), "r"(bytes), "r"(SharedAddress(barrier))
       : "memory");
 }
+// The same of bytes that will not be read again soon: they leave the caches first.
+__device__ __forceinline__ void BulkCopyOnce(void* target,
+                                             const void* source,
+                                             uint32_t bytes,
+                                             uint64_t* barrier) {
+  // What createpolicy.fractional.L2::evict_first makes (as CUTLASS, cute/arch/copy_sm90_desc.hpp).
+  constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], "
+      "%2, [%3], %4;" ::"r"(SharedAddress(target)),
+      "l"(source), "r"(bytes), "r"(SharedAddress(barrier)), "l"(kEvictFirst)
+      : "memory");
+}
 #else
 __device__ __forceinline__ void AsyncCopy16(void* target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(target)), "l"(source)

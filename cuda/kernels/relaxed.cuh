@@ -10,25 +10,29 @@
 namespace crumb::gpu {
 
 // Each word of a vector by itself as a relaxed atomic, at the cache that all multiprocessors share.
+// kPlace: of the vector from `source` or `target` on; a part of the instruction.
+template <int kPlace = 0>
 __device__ __forceinline__ float4 LoadRelaxed(const float4* source) {
   float4 value;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4+%5];"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "l"(source)
+               : "l"(source), "n"(kPlace * sizeof(float4))
                : "memory");
   return value;
 }
+template <int kPlace = 0>
 __device__ __forceinline__ float2 LoadRelaxed(const float2* source) {
   float2 value;
-  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];"
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2+%3];"
                : "=f"(value.x), "=f"(value.y)
-               : "l"(source)
+               : "l"(source), "n"(kPlace * sizeof(float2))
                : "memory");
   return value;
 }
+template <int kPlace = 0>
 __device__ __forceinline__ void StoreRelaxed(float4* target, float4 value) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(target), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0+%5], {%1,%2,%3,%4};" ::"l"(target), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w), "n"(kPlace * sizeof(float4))
                : "memory");
 }
 __device__ __forceinline__ void StoreRelaxed(float2* target, float2 value) {

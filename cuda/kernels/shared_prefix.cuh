@@ -71,6 +71,10 @@ __global__ void __launch_bounds__(kPrefixThreads, 1)
 #endif
 }
 
+__device__ __forceinline__ float ShareOf(float max, float highest) {
+  return max == -INFINITY ? 0.0f : Exp2(max - highest);
+}
+
 inline constexpr uint32_t kMergedAtOnce = 16;  // Parts.
 
 // One warp a row: the prefix's parts, then the sequence's own.
@@ -136,7 +140,7 @@ __global__ void __launch_bounds__(128)
       }
     }
     if (has_channel) {
-      StoreResult(batch, row, static_cast<int>(channel), out, highest, sum);
+      StoreResult(batch, row, channel, out, highest, sum);
     }
   }
 }

@@ -18,10 +18,12 @@
 #include "crumb/cuda/decode_params.h"
 #include "cuda/kernels/decode_attend.cuh"
 #include "cuda/kernels/decode_merge.cuh"
+#include "cuda/kernels/decode_parts.cuh"
 #include "cuda/kernels/decode_queries.cuh"
 #include "cuda/kernels/page_ring.cuh"
 #include "cuda/kernels/work_share.cuh"
 #include "cuda/launch/decode_workspace.h"
+#include "cuda/launch/split_decode.h"
 
 namespace crumb::gpu {
 
@@ -73,8 +75,8 @@ class Producer {
     LookUp(&early_);
   }
 
-  // The first units, at most one a stage. Windows may be written by the work before this launch,
-  // history may not: units of history are not held up by it.
+  // The first units, one a stage that is given. Windows may be written by the work before this
+  // launch, history may not: units of history are not held up by it.
   __device__ __forceinline__ void FillRing(WarpRing<kHeadDim>& ring, int num_stages) {
     for (int i = 0; i < num_stages && unit_ < size_; ++i) {
       const Fill fill = TakeFound();  // At most 32 stages: all have been looked up.
@@ -110,7 +112,7 @@ class Producer {
     taken_ = 0;
   }
   __device__ __forceinline__ void ReportNullPage() const {
-    auto* findings = static_cast<DecodeFindings*>(launch_.params.workspace);
+    DecodeFindings* findings = FindingsOf(launch_.params);
     atomicOr(&findings->problems, found_.rows == kRowsOfInt2 ? kNullHistoryPage : kNullWindowPage);
     atomicMax(&findings->sequence, cursor_.sequence);
   }
@@ -143,8 +145,7 @@ class Producer {
 
 // Sequences without a token have no unit of work and so no block: outputs of 0 for them, and a look
 // at lengths that tables cannot hold.
-__device__ __noinline__ inline void FinishOddSequences(const SplitDecodeParams& params,
-                                                       DecodeFindings* findings) {
+__device__ __noinline__ inline void FinishOddSequences(const SplitDecodeParams& params) {
   const uint32_t stride = gridDim.x * gridDim.y * blockDim.x;
   const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
   for (uint32_t sequence = block * blockDim.x + threadIdx.x; sequence < params.num_sequences;
@@ -153,8 +154,7 @@ __device__ __noinline__ inline void FinishOddSequences(const SplitDecodeParams& 
       for (uint32_t head = 0; head < params.num_query_heads; ++head) {
         const size_t row = size_t{sequence} * params.num_query_heads + head;
         for (uint32_t channel = 0; channel < params.head_dim; channel += 4) {
-          StoreResult(params, row, static_cast<int>(channel), make_float4(0, 0, 0, 0), -INFINITY,
-                      0);
+          StoreResult(params, row, channel, make_float4(0, 0, 0, 0), -INFINITY, 0);
         }
       }
     }
@@ -167,8 +167,8 @@ __device__ __noinline__ inline void FinishOddSequences(const SplitDecodeParams& 
       problems |= kWindowBeyondTable;
     }
     if (problems != 0) {
-      atomicOr(&findings->problems, problems);
-      atomicMax(&findings->sequence, sequence);
+      atomicOr(&FindingsOf(params)->problems, problems);
+      atomicMax(&FindingsOf(params)->sequence, sequence);
     }
   }
 }
@@ -191,11 +191,14 @@ __device__ __forceinline__ void FindBlocks(const DecodeLaunch& launch,
   }
 }
 
-template <int kHeadDim, int kTiles>
-constexpr int kMaxThreads = kHeadDim* kTiles <= 128 ? kMaxWarps * 32 : kMaxWarps * 16;
+template <int kHeadDim, int kTiles, bool kTeams = false>
+constexpr int kMaxThreads = (kHeadDim * kTiles > 128 ? kMaxWarps / 2
+                             : kTeams                ? kMaxWarpsOfTeam
+                                                     : kMaxWarps) *
+                            32;
 
 template <int kHeadDim, int kTiles, bool kTeams>
-__global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
+__global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles, kTeams>, 1)
     SplitDecodeKernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) std::byte shared[];
   using Shared = DecodeShared<kHeadDim, kTiles>;
@@ -205,8 +208,6 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   const SplitDecodeParams& params = launch.params;
   const int num_stages = launch.num_stages;
   const Shared layout{num_warps, num_stages};
-  const DecodeWorkspace workspace{static_cast<std::byte*>(params.workspace), launch.num_blocks(),
-                                  launch.heads_of_pass, kHeadDim};
 
   // 1. This block's share of the work. Queries are asked for before pages where they may be: they
   // would queue behind a ring's worth of every multiprocessor.
@@ -215,12 +216,13 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   int unit = warp * ranks + (kTeams ? static_cast<int>(blockIdx.x) : 0);
   Producer<kHeadDim, kTeams> producer(launch, unit, step, lane);
   producer.LookUpEarly();
+  const RawLength first_length = kTeams ? RawLength::Load(params, 0) : RawLength{};
   const auto slot = static_cast<size_t>(warp * num_stages);
   WarpRing<kHeadDim> ring(shared + slot * Shared::kStageBytes,
                           reinterpret_cast<StageState*>(shared + layout.states()) + slot,
                           num_stages, lane);
-  const WorkShare share =
-      FindWorkShare<kTeams>(launch, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
+  const WorkShare share = FindWorkShare<kTeams>(
+      launch, first_length, *reinterpret_cast<WorkShareStorage*>(shared + layout.share()));
   producer.Start(share);
   PairCursor pair = share.start;
   RawQuery<kHeadDim> query;
@@ -233,16 +235,20 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
   if (!params.history_is_settled) {
     load_query(warp);
   }
-  producer.FillRing(ring, num_stages);
+  // While the work before this launch still runs, half of the ring: what is asked for stands in
+  // the way of that work's last loads and of the queries.
+  const int num_early = params.history_is_settled ? (num_stages + 1) / 2 : num_stages;
+  producer.FillRing(ring, num_early);
 
   // 2. From here on, what earlier work wrote may be read.
   WaitForEarlierWork();
   LetNextLaunchStart();
   if (params.history_is_settled) {
     load_query(warp);
+    producer.FillRing(ring, num_stages - num_early);
   }
   if (share.is_odd) [[unlikely]] {
-    FinishOddSequences(params, FindingsOf(workspace));
+    FinishOddSequences(params);
   }
 
   // 3. Pair by pair.
@@ -256,7 +262,7 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
     uint32_t group;
     PairTarget target;
     target.query_row = pair.QueryRow(launch, &group);
-    target.group = static_cast<int>(group);
+    target.group = group;
     for (int head = warp; head < kTiles * kHeadsOfTile; head += num_warps) {
       if (head != warp) {
         load_query(head);
@@ -282,21 +288,21 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles>, 1)
 
     // 4. The pair's part of this block.
     StoreState(attention.state(), warp, lane, merge);
-    MergeWarps(params, merge, num_warps, workspace, target, launch.block(), own);
+    MergeWarps(launch, merge, static_cast<uint32_t>(num_warps), target, own);
     if (!target.is_whole() && target.last_block == launch.block()) {
       left = target;
     }
-    __syncthreads();
     if constexpr (kTeams) {
       break;
     }
+    __syncthreads();
     pair.Next(launch);
     load_query(warp);
   }
 
   // 5. What others left to this block.
   if (!left.is_whole()) {
-    MergeBlocks(params, merge, num_warps, workspace, left, own);
+    MergeBlocks(launch, merge, static_cast<uint32_t>(num_warps), left, own);
   }
 }
 

@@ -35,22 +35,34 @@ struct SequenceLength {
   }
 };
 
-// Never beyond the tables, whatever the lengths say.
+// A sequence's length as the caller's arrays have it.
+struct RawLength {
+  uint32_t pages = 0;
+  uint32_t tokens = 0;
+
+  // Starts to load it.
+  __device__ __forceinline__ static RawLength Load(const SplitDecodeParams& params,
+                                                   uint32_t sequence) {
+    RawLength raw;
+    if (params.history.stride > 0) {
+      raw.pages = __ldg(&params.history_pages[sequence]);
+    }
+    if (params.windows.stride > 0) {
+      raw.tokens = __ldg(&params.window_tokens[sequence]);
+    }
+    return raw;
+  }
+  // Never beyond the tables, whatever the arrays say.
+  __device__ __forceinline__ SequenceLength Cut(const SplitDecodeParams& params) const {
+    const uint32_t most_tokens = params.windows.stride * kPageTokens;
+    return {min(pages, params.history.stride), min(tokens, most_tokens),
+            pages > params.history.stride || tokens > most_tokens};
+  }
+};
+
 __device__ __forceinline__ SequenceLength LengthOf(const SplitDecodeParams& params,
                                                    uint32_t sequence) {
-  SequenceLength length;
-  if (params.history.stride > 0) {
-    const uint32_t pages = __ldg(&params.history_pages[sequence]);
-    length.pages = min(pages, params.history.stride);
-    length.is_cut = pages > params.history.stride;
-  }
-  if (params.windows.stride > 0) {
-    const uint32_t most = params.windows.stride * kPageTokens;
-    const uint32_t tokens = __ldg(&params.window_tokens[sequence]);
-    length.tokens = min(tokens, most);
-    length.is_cut = length.is_cut || tokens > most;
-  }
-  return length;
+  return RawLength::Load(params, sequence).Cut(params);
 }
 
 // Empty, or longer than its tables say it can be.
@@ -66,6 +78,9 @@ struct DecodeLaunch {
   uint32_t passes = 1;
   uint32_t heads_of_pass = 0;
   uint32_t heads_of_group = 0;  // Query heads of a KV head.
+  // In the workspace: see decode_workspace.h.
+  float* part_sums = nullptr;
+  float* part_outputs = nullptr;
 
   __device__ __forceinline__ uint32_t num_heads() const { return params.num_kv_heads * passes; }
   __device__ __forceinline__ uint32_t num_blocks() const { return gridDim.x * gridDim.y; }
@@ -284,11 +299,12 @@ __device__ inline WorkShare FindWorkShareOfMany(const DecodeLaunch& launch,
 }
 
 // All of a pair, with whose units the team takes turns.
-__device__ __forceinline__ WorkShare FindWorkShareOfTeam(const DecodeLaunch& launch) {
+__device__ __forceinline__ WorkShare FindWorkShareOfTeam(const DecodeLaunch& launch,
+                                                         const RawLength& length) {
   WorkShare share;
   share.start.head = launch.passes == 1 ? blockIdx.y : blockIdx.y / launch.passes;
   share.start.pass = blockIdx.y - share.start.head * launch.passes;
-  share.start.length = LengthOf(launch.params, 0);
+  share.start.length = length.Cut(launch.params);
   const int units = share.start.length.units();
   share.is_odd = IsOdd(share.start.length);
   share.size = static_cast<int>(blockIdx.x) < units ? units : 0;
@@ -296,11 +312,13 @@ __device__ __forceinline__ WorkShare FindWorkShareOfTeam(const DecodeLaunch& lau
 }
 
 // kTeams: grid = [team, pairs], and blocks of a team take turns with a pair's units; else [blocks].
+// `first` is the length of the first sequence.
 template <bool kTeams>
 __device__ __forceinline__ WorkShare FindWorkShare(const DecodeLaunch& launch,
+                                                   const RawLength& first,
                                                    WorkShareStorage& storage) {
   if constexpr (kTeams) {
-    return FindWorkShareOfTeam(launch);
+    return FindWorkShareOfTeam(launch, first);
   } else {
     return launch.params.num_sequences <= 32 ? FindWorkShareOfFew(launch)
                                              : FindWorkShareOfMany(launch, storage);

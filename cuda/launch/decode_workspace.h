@@ -22,33 +22,31 @@ struct DecodeFindings {
   uint32_t sequence = 0;  // The highest that has one.
 };
 
-// A block has two places for partial results: [0] for a pair (sequence, KV head) that another block
-// began, [1] for one that it began itself and another goes on with. Pairs that lie within one block
-// need none. Who merges the pair knows by the words themselves that they have come, for none of
-// them is zero, and leaves zeros. So launches of different shapes may take turns with one
-// workspace.
+// A block leaves at most one part, of the last pair (sequence, KV head) that it begins or of the
+// one that it is in the middle of, for the last block of that pair. Who merges the pair knows by
+// the words themselves that they have come, for none of them is zero, and leaves zeros. So launches
+// of different shapes may take turns with one workspace.
 struct DecodeWorkspace {
   static constexpr uint32_t kMaxBlocks = 1024;
 
-  std::byte* base = nullptr;
   uint32_t num_blocks = 0;  // Of the launch, at most kMaxBlocks.
-  uint32_t group = 0;       // Query heads of a place, at most.
+  uint32_t num_heads = 0;   // Query heads of a part, with those that fill its tiles.
   uint32_t head_dim = 0;
 
-  // The findings lie at the start. Then, [num_blocks, 2, group] of (maximum, sum) in f32, in base-2
-  // exponents.
+  // The findings lie at the start. Then, [num_blocks, num_heads, SumsOf] of (maximum, sum) in f32,
+  // in base-2 exponents: one for each warp that merges channels of a head.
   static constexpr size_t sums_offset() { return kHeaderBytes; }
-  // [num_blocks, 2, group, head_dim] f32, not normalised.
+  static constexpr uint32_t SumsOf(uint32_t dim) { return dim > 128 ? dim / 128 : 1; }
+  // [num_blocks, num_heads, head_dim] f32, not normalised.
   constexpr size_t outputs_offset() const {
-    return RoundUp(sums_offset() + place(num_blocks, 0) * group * 2 * sizeof(float));
+    return RoundUp(sums_offset() + num_rows() * SumsOf(head_dim) * 2 * sizeof(float));
   }
   constexpr size_t bytes() const {
-    return RoundUp(outputs_offset() + place(num_blocks, 0) * group * head_dim * sizeof(float));
+    return RoundUp(outputs_offset() + num_rows() * head_dim * sizeof(float));
   }
 
-  constexpr size_t place(uint32_t block, uint32_t which) const { return size_t{block} * 2 + which; }
-
  private:
+  constexpr size_t num_rows() const { return size_t{num_blocks} * num_heads; }
   static constexpr size_t kHeaderBytes = 256;
   static constexpr size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 };

@@ -68,8 +68,15 @@ struct SplitDecodeLauncher {
     config.stream = stream;
     config.attrs = &overlap;
     config.numAttrs = params.history_is_settled && grid.overlaps ? 1 : 0;
-    const DecodeLaunch launch{params, grid.num_stages, grid.passes, grid.heads_of_pass,
-                              params.num_query_heads / params.num_kv_heads};
+    const DecodeWorkspace workspace{grid.num_blocks, kTiles * kHeadsOfTile, kHeadDim};
+    auto* memory = static_cast<std::byte*>(params.workspace);
+    const DecodeLaunch launch{params,
+                              grid.num_stages,
+                              grid.passes,
+                              grid.heads_of_pass,
+                              params.num_query_heads / params.num_kv_heads,
+                              reinterpret_cast<float*>(memory + workspace.sums_offset()),
+                              reinterpret_cast<float*>(memory + workspace.outputs_offset())};
     return cudaLaunchKernelEx(&config, kernel, launch);
   }
 };

@@ -28,6 +28,9 @@ struct DecodeGrid {
   bool overlaps = true;
 };
 
+// The most warps of a block of a team.
+inline constexpr int kMaxWarpsOfTeam = 12;
+
 struct SplitDecodeForm {
   // Tiles of four query heads that a pass over a KV head can take.
   uint32_t max_tiles;
