@@ -70,8 +70,7 @@ absl::StatusOr<LookupResult> StoreCore::Lookup(SessionId session_id,
     if (session->leases.size() >= options_.max_leases_per_session) {
       return absl::ResourceExhaustedError(
           absl::StrCat("session ", session_id.value(), " has ", session->leases.size(),
-                       " leases, the most that it may; release some, or raise "
-                       "max_leases_per_session"));
+                       " leases, the most that it may; release some, or attach another session"));
     }
     const Lease& lease = GrantLease(session, ns, coverage, now);
     result.lease = lease.id;

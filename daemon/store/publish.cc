@@ -114,8 +114,7 @@ absl::StatusOr<PublishPlan> StoreCore::BeginPublish(SessionId session_id,
   if (session->publishes.size() >= options_.max_publishes_per_session) {
     return absl::ResourceExhaustedError(
         absl::StrCat("session ", session_id.value(), " has ", session->publishes.size(),
-                     " unfinished publishes, the most that it may; commit or abort some, or raise "
-                     "max_publishes_per_session"));
+                     " unfinished publishes, the most that it may; commit or abort some first"));
   }
   CRUMB_ASSIGN_OR_RETURN(Namespace* const ns, FindOrMakeNamespace(*session, context_key));
   NextStamp(now);

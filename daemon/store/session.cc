@@ -234,9 +234,10 @@ absl::StatusOr<Namespace*> StoreCore::FindOrMakeNamespace(const Session& session
     return found;
   }
   if (namespaces_.size() >= options_.max_namespaces) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no more namespaces: ", namespaces_.size(),
-                     " have pages; evict some, use fewer context keys, or raise max_namespaces"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no more namespaces: ", namespaces_.size(),
+        " have pages, the most that may; evict some (crumbctl evict --all), or use fewer "
+        "context keys"));
   }
   auto ns = std::make_unique<Namespace>();
   ns->id = ComputeNamespaceId(session.spec.tenant, session.spec.profile.id, context_key);

@@ -62,9 +62,35 @@ def check_code(name, text):
             yield f"{name}:{number}: {wrong}"
 
 
+def config_keys(root):
+    """The keys of crumbd's configuration, as deploy/crumbd.toml lists them: {section: {key}}."""
+    keys = {}
+    for line in (root / "deploy/crumbd.toml").read_text().splitlines():
+        if line.startswith("["):
+            section = keys.setdefault(line.strip("[]"), set())
+        elif match := re.match(r"# (\w+) = ", line):
+            section.add(match[1])
+    return keys
+
+
+def check_messages(name, text, keys):
+    """A message that sends someone to a key of the configuration names one that is there."""
+    literals = re.sub(r'"\s*\n\s*"', "", text)  # As the compiler joins them.
+    sections = "|".join(keys)
+    for section, key in re.findall(rf"\[({sections})\] (\w+)", literals):
+        if key not in keys[section]:
+            yield f"{name}: says [{section}] {key}, which is no key of crumbd's configuration"
+    known = set().union(*keys.values())
+    for message in re.findall(r'"(?:\\.|[^"\\\n])*"', literals):
+        for key in re.findall(r"\b(?:raise|lower|or) ([a-z]+(?:_[a-z]+)+)\b", message):
+            if key not in known:
+                yield f"{name}: says to change {key}, which is no key of crumbd's configuration"
+
+
 def check(root):
     """Lines of what is wrong."""
     problems = []
+    keys = config_keys(root)
     for name in tracked_files(root):
         top = name.split("/")[0]
         if top not in TOP_LEVEL and not top.startswith("."):
@@ -77,6 +103,8 @@ def check(root):
                 problems.append(f"{name}: no SPDX line at its top")
             if path.suffix in CODE:
                 problems += check_code(name, text)
+            if path.suffix in CODE and name.startswith("daemon/"):
+                problems += check_messages(name, text, keys)
     return problems
 
 

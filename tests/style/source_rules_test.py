@@ -32,6 +32,19 @@ class SourceRulesTest(unittest.TestCase):
     def test_header_needs_pragma_once(self):
         self.assertEqual(1, len(self.check("int x;\n", "proto/base/a.h")))
 
+    def test_messages_name_keys_that_are_there(self):
+        def named(text):
+            return list(source_rules.check_messages("daemon/a.cc", text, {"store": {"capacity", "gpu_chunk"}}))
+
+        self.assertEqual([], named('"set [store] "\n    "capacity, or lower gpu_chunk"'))
+        self.assertIn("[store] capcity", named('"raise [store] capcity"')[0])
+        self.assertIn("max_namespaces", named('"; evict some, or raise "\n  "max_namespaces"')[0])
+
+    def test_configuration_keys_are_read_from_the_deployed_file(self):
+        keys = source_rules.config_keys(source_rules.pathlib.Path(__file__).parents[2])
+        self.assertIn("capacity", keys["store"])
+        self.assertEqual({"listen", "store", "demote", "ucx", "log"}, set(keys))
+
     def test_tests_may_do_what_the_product_may_not(self):
         self.assertEqual([], self.check("std::shared_ptr<int> p;\n", "tests/a_test.cc"))
 

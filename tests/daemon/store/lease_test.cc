@@ -170,7 +170,7 @@ TEST_F(LeaseTest, LeaseCountIsBounded) {
   const LookupResult found = Lookup("abc");
   EXPECT_REFUSED(kResourceExhausted,
                  store_->Lookup(session_, "", PromptOf("abc", 1), false).status(), "1 leases",
-                 "max_leases_per_session");
+                 "release some");
   Release(found);
   EXPECT_NE(LeaseId(), Lookup("abc").lease);
 }

@@ -143,7 +143,7 @@ TEST_F(RefusalTest, UnfinishedPublishesAreBounded) {
   const auto plan = store_->BeginPublish(session_, "", PagesOf("ab"));
   ASSERT_EQ(absl::OkStatus(), plan.status());
   EXPECT_REFUSED(kResourceExhausted, store_->BeginPublish(session_, "", PagesOf("cd")).status(),
-                 "1 unfinished publishes", "max_publishes_per_session");
+                 "1 unfinished publishes", "abort some");
 }
 
 TEST_F(RefusalTest, TooManyPublishersOfOnePage) {
@@ -164,7 +164,7 @@ TEST_F(RefusalTest, NamespacesAreBounded) {
   Publish("ab");
   EXPECT_REFUSED(kResourceExhausted,
                  store_->BeginPublish(session_, "adapter", PagesOf("ab")).status(), "1 have pages",
-                 "max_namespaces");
+                 "crumbctl evict");
   ASSERT_TRUE(store_->Evict(Namespace(), {}).ok());
   EXPECT_EQ(absl::OkStatus(), store_->BeginPublish(session_, "adapter", PagesOf("ab")).status());
 }
