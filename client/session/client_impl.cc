@@ -10,6 +10,7 @@
 #include "client/session/publisher.h"
 #include "proto/base/service_address.h"
 #include "proto/base/status_macros.h"
+#include "proto/base/utf8.h"
 #include "proto/page/check_heads.h"
 #include "proto/page/namespace_id.h"
 
@@ -34,13 +35,16 @@ bool IsPermanent(absl::StatusCode code) {
          code == absl::StatusCode::kUnauthenticated || code == absl::StatusCode::kUnimplemented;
 }
 
-absl::Status CheckTokens(std::span<const uint32_t> tokens) {
-  if (tokens.size() <= kMaxTokens) {
-    return absl::OkStatus();
+absl::Status CheckPrompt(std::span<const uint32_t> tokens, const std::string& context_key) {
+  if (tokens.size() > kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("a prompt of ", tokens.size(),
+                                                   " tokens; at most ", kMaxTokens,
+                                                   ": look up, or publish, its first part"));
   }
-  return absl::InvalidArgumentError(absl::StrCat("a prompt of ", tokens.size(), " tokens; at most ",
-                                                 kMaxTokens,
-                                                 ": look up, or publish, its first part"));
+  // The daemon could not say so: it has no message that it can read.
+  return IsUtf8(context_key) ? absl::OkStatus()
+                             : absl::InvalidArgumentError(
+                                   "context_key is not UTF-8: write bytes as hexadecimal digits");
 }
 
 // The daemon may have ended a session whose end has not arrived here yet, for example because this
@@ -282,7 +286,7 @@ absl::StatusOr<std::shared_ptr<Session>> ClientImpl::Current() const {
 
 absl::StatusOr<std::shared_ptr<PrefixHandle>> ClientImpl::Lookup(std::span<const uint32_t> tokens,
                                                                  const LookupOptions& options) {
-  CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
+  CRUMB_RETURN_IF_ERROR(CheckPrompt(tokens, options.context_key));
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<Session> session, Current());
   if (tokens.empty()) {
     return std::make_shared<Prefix>(std::move(session), FoundPrefix{}, nullptr);
@@ -360,7 +364,7 @@ absl::StatusOr<PublishResult> ClientImpl::PublishFromGpu(const GpuPages& pages,
 absl::StatusOr<PublishResult> ClientImpl::PublishPages(PageExporter& exporter,
                                                        std::span<const uint32_t> tokens,
                                                        const PublishOptions& options) {
-  CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
+  CRUMB_RETURN_IF_ERROR(CheckPrompt(tokens, options.context_key));
   if (tokens.empty() || tokens.size() % kPageTokens != 0 || tokens.size() > exporter.length()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "publish of ", tokens.size(), " tokens; it must be a multiple of ", kPageTokens,
@@ -381,9 +385,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
   if (const absl::Status address = CheckServiceAddress(options.address); !address.ok()) {
     return refuse("address", absl::StrCat("is wrong: ", address.message()));
   }
-  if (options.client_name.empty() || options.client_name.size() > 128) {
+  if (options.client_name.empty() || options.client_name.size() > 128 ||
+      !IsUtf8(options.client_name)) {
     return refuse("client_name", absl::StrCat("has ", options.client_name.size(),
-                                              " bytes; it must have 1 to 128"));
+                                              " bytes; it must have 1 to 128, in UTF-8"));
   }
   const uint32_t model_heads = options.profile->geometry().num_kv_heads;
   options.heads = options.heads.Resolve(model_heads);

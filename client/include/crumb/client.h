@@ -34,9 +34,9 @@ enum class DataPlane {
 
 struct ClientOptions {
   std::string address = "unix:/run/crumb/crumbd.sock";  // Or "host:port".
-  std::string client_name = "engine";
-  std::string tenant = "default";
-  std::shared_ptr<const Profile> profile = nullptr;  // shared: outlives the engine's handle.
+  std::string client_name = "engine";                   // For people. UTF-8, 1 to 128 bytes.
+  std::string tenant = "default";                       // 1 to 128 of A-Z a-z 0-9 _ . -
+  std::shared_ptr<const Profile> profile = nullptr;     // shared: outlives the engine's handle.
   HeadRange heads = {};
   DataPlane data_plane = DataPlane::kAuto;
   // Mapped pages are checked against their checksums before their first use (pulled ones always).
@@ -48,7 +48,8 @@ struct ClientOptions {
 };
 
 struct LookupOptions {
-  std::string context_key = {};  // What else changes the KV cache: a LoRA adapter, a salt.
+  // What else changes the KV cache: a LoRA adapter, a salt. UTF-8, at most 256 bytes.
+  std::string context_key = {};
   bool allow_int2_window = false;
   // Pages that the daemon has in the memory of ClientOptions::gpu are read there: by GpuPage, and
   // not by HeadBlock. Others are in host memory as without it. Needs the map; no effect without.
@@ -109,7 +110,7 @@ class GpuPages {
 };
 
 struct PublishOptions {
-  std::string context_key = {};
+  std::string context_key = {};  // As LookupOptions.
   absl::Duration timeout = absl::Seconds(30);
 };
 
@@ -145,7 +146,8 @@ class Client {
   virtual ClientState state() const = 0;
 
   // The longest usable published prefix of `tokens`, the whole prompt. A miss is OK with no pages.
-  // INVALID_ARGUMENT: too many tokens. UNAVAILABLE: not attached. DEADLINE_EXCEEDED.
+  // INVALID_ARGUMENT: too many tokens, an id beyond any vocabulary, a bad context key. UNAVAILABLE:
+  // not attached. DEADLINE_EXCEEDED.
   virtual absl::StatusOr<std::shared_ptr<PrefixHandle>> Lookup(std::span<const uint32_t> tokens,
                                                                const LookupOptions& options) = 0;
 

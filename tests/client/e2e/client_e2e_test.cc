@@ -168,6 +168,25 @@ TEST_F(ClientTest, IdsBeyondAnyVocabularyAreRefusedWithTheirPlace) {
   EXPECT_TRUE(client->Publish(*sequence, tokens.first(64), {}).ok()) << "the rest is not held up";
 }
 
+TEST_F(ClientTest, ContextKeysThatAreNoTextOrTooLongAreRefusedByName) {
+  StartDaemon();
+  const auto client = NewClient();
+  const auto sequence = Prefill(200);
+  const std::span<const uint32_t> tokens = std::span(prompt_).first(128);
+  const std::string salt = std::string("salt ") + "\xff\xfe";
+  for (const auto& [key, words] : {std::pair{salt, "context_key is not UTF-8"},
+                                   std::pair{std::string(257, 'k'), "context_key has 257 bytes"}}) {
+    for (const absl::Status& status :
+         {client->Lookup(tokens, {.context_key = key}).status(),
+          client->Publish(*sequence, tokens, {.context_key = key}).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    }
+  }
+  EXPECT_TRUE(client->Publish(*sequence, tokens, {.context_key = std::string(256, 'k')}).ok());
+  EXPECT_EQ(client->state().num_attaches, 1u);
+}
+
 TEST_F(ClientTest, SequenceOfAnotherProfileIsRefusedByName) {
   StartDaemon();
   const auto other = E2eProfile(/*seed=*/2);

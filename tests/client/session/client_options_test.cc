@@ -34,6 +34,7 @@ TEST(ClientOptionsTest, EachThatCannotBeIsNamedWithItsValueAndLimit) {
               AllOf(HasSubstr("ClientOptions::client_name has 0 bytes"), HasSubstr("1 to 128")));
   EXPECT_THAT(refusal([](auto& o) { o.client_name = std::string(129, 'n'); }),
               HasSubstr("has 129 bytes"));
+  EXPECT_THAT(refusal([](auto& o) { o.client_name = "\xff"; }), HasSubstr("in UTF-8"));
   EXPECT_THAT(refusal([](auto& o) { o.heads = {.first = 1, .count = 2}; }),
               AllOf(HasSubstr("ClientOptions::heads"), HasSubstr("2 KV heads")));
   EXPECT_THAT(refusal([](auto& o) { o.reconnect_backoff_max = absl::ZeroDuration(); }),
