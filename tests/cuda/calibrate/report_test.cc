@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <regex>
+#include <set>
 #include <string>
 
 #include "crumb/cuda/fit_profile.h"
@@ -18,6 +19,7 @@
 #include "cuda/calibrate/report/svg.h"
 #include "cuda/calibrate/report/verdict.h"
 #include "cuda/calibrate/rotation.h"
+#include "proto/base/file.h"
 #include "tests/cuda/calibrate/synthetic.h"
 
 namespace crumb::calibrate {
@@ -317,6 +319,27 @@ TEST(VerdictTest, NamesTheWorstHeadsAndABetterRecipe) {
   mine.mean.output = 0.5;
   std::ranges::find(figures.recipes, "oscar-int2-tilted", &RecipeFigures::name)->mean.output = 0.1;
   EXPECT_THAT(Verdict(figures), Contains(HasSubstr("By these numbers oscar-int2-tilted")));
+}
+
+TEST(ReportJsonTest, EveryFieldIsInTheGuide) {
+  const auto guide = ReadText(CRUMB_CALIBRATING_GUIDE, size_t{1} << 20);
+  ASSERT_TRUE(guide.ok()) << guide.status();
+  const size_t section = guide->find("## What is in the JSON files");
+  ASSERT_NE(section, std::string::npos);
+  const auto figures = ComputeFigures(TheStatistics(), *Fit({}), {});
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  const std::string json = ReportJson(*figures);
+  const std::regex name("\"(\\w+)\": ");
+  std::set<std::string> names;
+  for (std::sregex_iterator field(json.begin(), json.end(), name), end; field != end; ++field) {
+    names.insert((*field)[1]);
+  }
+  EXPECT_THAT(names, testing::Contains("crumb_bytes"));
+  for (const std::string& field : names) {
+    EXPECT_TRUE(std::regex_search(guide->begin() + static_cast<ptrdiff_t>(section), guide->end(),
+                                  std::regex("`\\.?" + field + "[\\[`]")))
+        << field;
+  }
 }
 
 TEST(ReportPageTest, IsWholeAndLoadsNothing) {
