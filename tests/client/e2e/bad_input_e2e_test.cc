@@ -14,6 +14,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -254,6 +255,59 @@ TEST_F(BadInputTest, SigtermEndsADaemonWithAttachedClientsWithStatusZero) {
   RestartDaemon();
   EXPECT_TRUE(by_map->WaitAttached(absl::Seconds(20)).ok());
   EXPECT_TRUE(by_ucx->WaitAttached(absl::Seconds(20)).ok());
+}
+
+class DrainTest : public BadInputTest {
+ protected:
+  // A publish that is staged and not committed, which SIGTERM then finds; the daemon says so.
+  void DrainWithAPublishUnderWay(const std::string& timeout) {
+    StartDaemon({"--listen.drain_timeout=" + timeout});
+    session_.emplace(daemon_->address(), profile_);
+    staged_ = session_->Stage(std::span(prompt_).first(64),
+                              std::vector<BFloat16>(session_->PageElements()));
+    ASSERT_TRUE(staged_.ok()) << staged_.status();
+    began_ = Clock::System().Now();
+    daemon_->Signal(SIGTERM);
+    WaitFor([&] { return daemon_->Log().find("draining publishes=1") != std::string::npos; });
+  }
+  absl::Duration Elapsed() const { return Clock::System().Now() - began_; }
+
+  std::optional<RawSession> session_;
+  absl::StatusOr<CommitParams> staged_;
+  absl::Time began_;
+};
+
+TEST_F(DrainTest, WhatWasBegunIsFinishedAndNothingNewIsBegun) {
+  DrainWithAPublishUnderWay("20s");
+  const absl::Status late = session_->Lookup(prompt_).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr("drain"));
+  const auto counts = session_->Commit(*staged_);
+  EXPECT_TRUE(counts.ok()) << counts.status();
+  const auto exit_status = daemon_->Wait(absl::Seconds(20));
+  ASSERT_TRUE(exit_status.ok()) << exit_status.status();
+  EXPECT_EQ(*exit_status, 0);
+  EXPECT_LT(Elapsed(), absl::Seconds(10)) << "waited for its timeout";
+}
+
+TEST_F(DrainTest, WhatIsNotFinishedIsWaitedForUntilTheTimeout) {
+  DrainWithAPublishUnderWay("500ms");
+  const auto exit_status = daemon_->Wait(absl::Seconds(20));
+  ASSERT_TRUE(exit_status.ok()) << exit_status.status();
+  EXPECT_EQ(*exit_status, 0) << daemon_->Log();
+  EXPECT_GE(Elapsed(), absl::Milliseconds(500));
+  EXPECT_LT(Elapsed(), absl::Seconds(5));
+  EXPECT_EQ(session_->Commit(*staged_).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(DrainTest, SecondSignalEndsItAtOnceWithItsNumber) {
+  DrainWithAPublishUnderWay("1h");
+  daemon_->Signal(SIGINT);
+  const auto exit_status = daemon_->Wait(absl::Seconds(20));
+  ASSERT_TRUE(exit_status.ok()) << exit_status.status();
+  EXPECT_EQ(*exit_status, 128 + SIGINT);
+  RestartDaemon();  // What the end left lying about is replaced.
+  EXPECT_EQ(NewClient()->state().num_attaches, 1u);
 }
 
 TEST_F(ClientTest, PrefixIsNotBroughtToAGpuThatWasNotNamed) {
