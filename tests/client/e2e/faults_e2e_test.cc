@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,7 +31,7 @@ namespace crumb {
 namespace {
 
 using testing::AnyOf;
-using testing::HasSubstr;
+using testing::StartsWith;
 
 // Whether the thread waits for something; false when it is gone.
 bool IsAsleep(pid_t process, pid_t thread) {
@@ -125,6 +126,23 @@ TEST_P(FaultsTest, EngineKilledInACallLeavesNothing) {
     }
   }
   WaitFor([&] { return NumDescriptors() <= descriptors; });
+}
+
+// While the daemon works on its calls: publishes that are checked and demoted, lookups, pulls.
+TEST_P(FaultsTest, EnginesKilledAtRandomMomentsLeaveNothing) {
+  Start();
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (uint32_t round = 1; round <= 12; ++round) {
+    auto engine = NewEngine();
+    engine.Send("churn " + std::to_string(100 * round));
+    ASSERT_THAT(engine.ReadLine(), StartsWith("published 8 0"));
+    const absl::Time moment = Clock::System().Now() + absl::Microseconds(random() % 30'000);
+    WaitFor([&] { return Clock::System().Now() >= moment; });
+    engine.Kill();
+    ExpectNothingLeft("round " + std::to_string(round));
+  }
 }
 
 TEST_P(FaultsTest, EngineKilledBetweenItsCallsLeavesNothing) {
