@@ -7,6 +7,7 @@
 
 #include "crumb/cuda/split_decode.h"
 #include "cuda/gpu/cuda_status.h"
+#include "cuda/gpu/decode_grid.h"
 #include "cuda/gpu/launch_gpu.h"
 #include "cuda/launch/shared_prefix.h"
 #include "proto/base/status_macros.h"
@@ -90,9 +91,11 @@ absl::Status SharedDecode(const SharedDecodeParams& params, GpuStream stream) {
   own.out = at(workspace.own_outputs);
   own.out_type = ElementType::kFloat32;
   own.lse = at(workspace.own_lse);
-  CRUMB_RETURN_IF_ERROR(SplitDecode(own, stream));
+  gpu::DecodeGrid grid = gpu::ChooseSplitDecodeGrid(own, device);
+  grid.is_beside = true;
   CRUMB_RETURN_IF_ERROR(
       gpu::CudaStatus(gpu::LaunchSharedPrefix(launch, stream), "launching shared_decode"));
+  CRUMB_RETURN_IF_ERROR(gpu::SplitDecodeOnGrid(own, grid, stream));
   return gpu::CudaStatus(gpu::LaunchSharedMerge(launch, stream), "launching shared_decode's merge");
 }
 

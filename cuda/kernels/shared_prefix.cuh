@@ -4,6 +4,10 @@
 // all share, and the merge of its parts with what each sequence has for itself. A head block of
 // head_dim 128 is 1056 cycles of the tensor cores for 128 rows, and as many of shared memory.
 //
+// Split decode of what sequences have for themselves runs beside it, on the multiprocessors that it
+// leaves and when its own blocks have ended: it may start as soon as all of these have waited for
+// earlier work.
+//
 // grid = [num_splits, blocks of 128 rows, KV heads]. Two warpgroups make pages into tiles, two
 // multiply. These have 64 rows each; or, where a block has no more than 64, the same rows and every
 // second page.
@@ -38,6 +42,9 @@ __global__ void __launch_bounds__(kPrefixThreads, 1)
   const SplitDecodeParams& batch = launch.batch;
   const uint32_t num_rows = batch.num_sequences * (batch.num_query_heads / batch.num_kv_heads);
   const uint32_t first_row = blockIdx.y * kPrefixBlockRows;
+  if (!batch.history_is_settled) {
+    WaitForEarlierWork();
+  }
   const bool takes_turns = PrefixPartsOfSplit(kDim, num_rows, first_row) > 1;
   const uint32_t num_pages = min(*launch.prefix_pages, launch.prefix.stride);
   const auto begin = static_cast<uint32_t>(uint64_t{num_pages} * blockIdx.x / launch.num_splits);
@@ -50,14 +57,14 @@ __global__ void __launch_bounds__(kPrefixThreads, 1)
     shared.Init(threadIdx.x, (takes_turns ? 1 : kPrefixGroups) * kWarpgroupThreads);
     AsyncProxyFence();
   }
-  LetNextLaunchStart();
   __syncthreads();
   if (role < kPrefixProducers) {
     ShrinkRegisters<kPrefixProducerRegisters>();
     PrefixProducer<kDim>(launch, shared, role, begin, end - begin, num_tiles * takers).Run();
-    WaitForEarlierWork();  // So that what comes after this launch comes after that too.
   } else {
     GrowRegisters<kPrefixGroupRegisters>();
+    WaitForEarlierWork();
+    LetNextLaunchStart();
     const uint32_t index = role - kPrefixProducers;
     PrefixGroup<kDim> group(launch, shared, index,
                             first_row + (takes_turns ? 0 : index * kPrefixGroupRows), num_rows,

@@ -81,7 +81,7 @@ class Producer {
     for (int i = 0; i < num_stages && unit_ < size_; ++i) {
       const Fill fill = TakeFound();  // At most 32 stages: all have been looked up.
       if (fill.rows != kRowsOfInt2) [[unlikely]] {
-        WaitForEarlierWork();
+        launch_.WaitForInputs();
       }
       ring.Push(fill);
     }
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles, kTeams>, 1)
   producer.FillRing(ring, num_early);
 
   // 2. From here on, what earlier work wrote may be read.
-  WaitForEarlierWork();
+  launch.WaitForInputs();
   LetNextLaunchStart();
   if (params.history_is_settled) {
     load_query(warp);
@@ -303,6 +303,9 @@ __global__ void __launch_bounds__(kMaxThreads<kHeadDim, kTiles, kTeams>, 1)
   // 5. What others left to this block.
   if (!left.is_whole()) {
     MergeBlocks(launch, merge, static_cast<uint32_t>(num_warps), left, own);
+  }
+  if (launch.is_beside && launch.block() + 1 == launch.num_blocks()) {
+    WaitForEarlierWork();  // So that what comes after this launch comes after that too.
   }
 }
 

@@ -81,7 +81,14 @@ struct DecodeLaunch {
   // In the workspace: see decode_workspace.h.
   float* part_sums = nullptr;
   float* part_outputs = nullptr;
+  bool is_beside = false;  // See DecodeGrid.
 
+  // Until what earlier work wrote may be read.
+  __device__ __forceinline__ void WaitForInputs() const {
+    if (!is_beside) {
+      WaitForEarlierWork();
+    }
+  }
   __device__ __forceinline__ uint32_t num_heads() const { return params.num_kv_heads * passes; }
   __device__ __forceinline__ uint32_t num_blocks() const { return gridDim.x * gridDim.y; }
   __device__ __forceinline__ uint32_t block() const { return blockIdx.y * gridDim.x + blockIdx.x; }

@@ -38,8 +38,8 @@ constexpr uint32_t PrefixPartsOfSplit(uint32_t head_dim, uint32_t num_rows, uint
   return head_dim < 256 && rows_of_block <= kPrefixBlockRows / 2 ? 2 : 1;
 }
 
-// Enqueue; parameters are valid. Return a cudaError_t. The first one may run while the launch
-// before it does, which must not write what it reads, and ends after that.
+// Enqueue; parameters are valid. Return a cudaError_t. Both may start while the launch before them
+// runs. The first lets the next one start once it has waited for what is before.
 int LaunchSharedPrefix(const SharedPrefixLaunch& launch, CUstream_st* stream);
 int LaunchSharedMerge(const SharedPrefixLaunch& launch, CUstream_st* stream);
 

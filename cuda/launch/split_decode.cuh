@@ -67,7 +67,7 @@ struct SplitDecodeLauncher {
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &overlap;
-    config.numAttrs = params.history_is_settled && grid.overlaps ? 1 : 0;
+    config.numAttrs = (params.history_is_settled && grid.overlaps) || grid.is_beside ? 1 : 0;
     const DecodeWorkspace workspace{grid.num_blocks, kTiles * kHeadsOfTile, kHeadDim};
     auto* memory = static_cast<std::byte*>(params.workspace);
     const DecodeLaunch launch{params,
@@ -76,7 +76,8 @@ struct SplitDecodeLauncher {
                               grid.heads_of_pass,
                               params.num_query_heads / params.num_kv_heads,
                               reinterpret_cast<float*>(memory + workspace.sums_offset()),
-                              reinterpret_cast<float*>(memory + workspace.outputs_offset())};
+                              reinterpret_cast<float*>(memory + workspace.outputs_offset()),
+                              grid.is_beside};
     return cudaLaunchKernelEx(&config, kernel, launch);
   }
 };

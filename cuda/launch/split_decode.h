@@ -26,6 +26,10 @@ struct DecodeGrid {
   uint32_t team = 1;
   // Whether a launch of settled history may begin before the work ahead of it has ended.
   bool overlaps = true;
+  // Whether this launch runs beside the one ahead of it on the stream, which must have waited for
+  // all that this one reads or writes before it lets it start. Then it waits for nothing, and ends
+  // after the one ahead.
+  bool is_beside = false;
 };
 
 // The most warps of a block of a team.
