@@ -17,6 +17,8 @@
 
 namespace crumb::gpu {
 
+static_assert(kMaxWarps <= static_cast<int>(HalfWarp::kLanes), "a lane for each warp's state");
+
 // What the block that merges a pair has of it, until it has the others' parts.
 template <int kHeadDim, int kTiles>
 struct OwnPart {
