@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<const Profile>> Profile::Parse(std::vector<std::b
 absl::StatusOr<std::shared_ptr<const Profile>> ProfileParser::Parse(std::vector<std::byte> file) {
   if (file.size() > Profile::kMaxFileBytes) {
     return Refuse("the file has ", file.size(), " bytes; at most ", Profile::kMaxFileBytes,
-                  " are allowed");
+                  " are allowed: fit it with a rotation a layer, or by a codec of fewer matrices");
   }
   profile_.reset(new Profile);
   profile_->file_ = std::move(file);

@@ -28,7 +28,7 @@ constexpr int kMaxMessageBytes = static_cast<int>(kMaxProfileFileBytes) + (1 << 
 constexpr int kMaxFrameBytes = 1 << 20;
 constexpr int kStreamWindowBytes = 4 << 20;
 // Of messages that are being received or sent, all calls together; calls wait for room.
-constexpr size_t kMaxBufferedBytes = size_t{512} << 20;
+constexpr size_t kMaxBufferedBytes = size_t{2} << 30;
 
 // The mode of files that are made while this lives.
 class ScopedUmask {

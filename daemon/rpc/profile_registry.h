@@ -23,7 +23,7 @@ namespace crumb {
 class ProfileRegistry {
  public:
   static constexpr size_t kMaxProfiles = 64;
-  static constexpr size_t kMaxBytes = size_t{1} << 30;  // Of files, together.
+  static constexpr size_t kMaxBytes = size_t{2} << 30;  // Of files, together.
 
   // shared: with sessions and the publishes they began.
   //

@@ -195,7 +195,11 @@ absl::StatusOr<AttachSpec> ParseAttach(const v1::AttachRequest& request) {
     return TooLong("library_version", request.library_version().size(), kMaxNameBytes);
   }
   if (request.profile_file().size() > kMaxProfileFileBytes) {
-    return TooLong("profile_file", request.profile_file().size(), kMaxProfileFileBytes);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "profile_file has ", request.profile_file().size(), " bytes, at most ",
+        kMaxProfileFileBytes,
+        " are allowed: fit a profile of fewer matrices (crumb-calibrate fit --rotation "
+        "per-layer, or --codec oscar-int2-aware)"));
   }
   CRUMB_ASSIGN_OR_RETURN(spec.profile_id,
                          ParseDigest<ProfileId>("profile_id", request.profile_id()));

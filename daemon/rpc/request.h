@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "crumb/cuda/profile.h"
 #include "crumb/cuda/shared_memory.h"
 #include "daemon/demote/page_writer.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -31,7 +32,7 @@ inline constexpr size_t kMaxTokens = size_t{1} << 20;  // Of a prompt or a publi
 inline constexpr uint32_t kMaxTokenId = (uint32_t{1} << 31) - 1;
 inline constexpr size_t kMaxNameBytes = 128;
 inline constexpr size_t kMaxContextKeyBytes = 256;
-inline constexpr size_t kMaxProfileFileBytes = size_t{64} << 20;
+inline constexpr size_t kMaxProfileFileBytes = Profile::kMaxFileBytes;
 inline constexpr size_t kMaxLeasesPerRequest = 65536;
 
 // Token ids out of their packed form, in place where that is an aligned string. Move-only: the view

@@ -187,6 +187,18 @@ TEST_F(ClientTest, ContextKeysThatAreNoTextOrTooLongAreRefusedByName) {
   EXPECT_EQ(client->state().num_attaches, 1u);
 }
 
+TEST_F(ClientTest, ProfileOfAnEightBillionModelByTheDefaultRecipeIsTaken) {
+  StartDaemon();
+  profile_ = MakeTestProfile(
+      {.geometry = {.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 128},
+       .codec = CodecId::kOscarInt2Tilted});
+  EXPECT_GT(profile_->file().size(), size_t{90} << 20);
+  const auto first = NewClient();
+  EXPECT_EQ(first->state().last_error, absl::OkStatus());
+  const auto second = NewClient();  // Which sends its id alone.
+  EXPECT_TRUE((*second->Lookup(prompt_, {}))->Validate().ok());
+}
+
 TEST_F(ClientTest, SequenceOfAnotherProfileIsRefusedByName) {
   StartDaemon();
   const auto other = E2eProfile(/*seed=*/2);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/rpc/request.h"
 #include "tests/daemon/rpc/rpc_fixture.h"
 
 namespace crumb {
@@ -33,9 +34,6 @@ TEST_F(RpcTest, LimitsOfAttachNameFieldValueAndLimit) {
       {"long version",
        [](auto& r) { r.set_library_version(std::string(129, '1')); },
        {"library_version has 129 bytes", "at most 128"}},
-      {"large file",
-       [](auto& r) { r.set_profile_file(std::string((64 << 20) + 1, '\0')); },
-       {"profile_file has 67108865 bytes", "at most 67108864"}},
       {"no heads", [](auto& r) { r.mutable_heads()->set_first(1); }, {"heads.count is 0"}},
       {"heads beyond the profile's",
        [](auto& r) {
@@ -52,6 +50,19 @@ TEST_F(RpcTest, LimitsOfAttachNameFieldValueAndLimit) {
   }
   EXPECT_TRUE(server_->store().Status().sessions.empty());
   EXPECT_TRUE(Attach()->is_attached()) << "the daemon serves on";
+}
+
+// Not sent: it would take gigabytes.
+TEST_F(RpcTest, LimitOfProfileFilesIsThatOfTheirReader) {
+  v1::AttachRequest request = GoodAttach();
+  request.mutable_profile_file()->resize(Profile::kMaxFileBytes);
+  EXPECT_TRUE(ParseAttach(request).ok()) << ParseAttach(request).status();
+  request.mutable_profile_file()->resize(Profile::kMaxFileBytes + 1);
+  const absl::Status status = ParseAttach(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(testing::HasSubstr("profile_file has 536870913 bytes"),
+                             testing::HasSubstr("at most 536870912"), testing::HasSubstr("fit")));
 }
 
 TEST_F(RpcTest, LimitsOfTokensAndContextKeysNameFieldValueAndLimit) {
