@@ -58,13 +58,15 @@ absl::Status UcxLink::Answer::Wait(absl::Duration timeout, absl::string_view wha
 
 absl::StatusOr<std::shared_ptr<UcxLink>> UcxLink::Connect(const UcxTransportOptions& options,
                                                           const SessionInfo& session,
+                                                          std::shared_ptr<PullTable> pulls,
                                                           absl::Time deadline,
                                                           const Clock& clock) {
   CRUMB_RETURN_IF_ERROR(CheckSession(session));
   CRUMB_ASSIGN_OR_RETURN(ChunkPool chunks,
                          ChunkPool::Create(options.stage_window, options.chunk_bytes));
   // shared: by the transport and by the sources that it opened, which may outlive it.
-  std::shared_ptr<UcxLink> link(new UcxLink(options, session, clock, std::move(chunks)));
+  std::shared_ptr<UcxLink> link(
+      new UcxLink(options, session, std::move(pulls), clock, std::move(chunks)));
   CRUMB_ASSIGN_OR_RETURN(link->worker_, UcxWorker::Create(options.ucx, *link, clock));
   const auto answer = std::make_shared<Answer>();
   CRUMB_RETURN_IF_ERROR(link->worker_->Call([&] {
@@ -80,38 +82,46 @@ absl::StatusOr<std::shared_ptr<UcxLink>> UcxLink::Connect(const UcxTransportOpti
 
 UcxLink::UcxLink(const UcxTransportOptions& options,
                  const SessionInfo& session,
+                 std::shared_ptr<PullTable> pulls,
                  const Clock& clock,
                  ChunkPool stage_chunks)
     : options_(options),
       session_(session),
       clock_(clock),
-      buffers_(options.max_kept_bytes),
-      stage_chunks_(std::move(stage_chunks)) {}
+      stage_chunks_(std::move(stage_chunks)),
+      pulls_(std::move(pulls)) {}
 
 absl::Status UcxLink::EnsurePeer() {
   if (peer_ != UcxPeerId()) {
     return absl::OkStatus();
   }
-  hello_id_ = next_request_++;
+  hello_id_ = pulls_->NewRequestId();
   CRUMB_ASSIGN_OR_RETURN(
       peer_, worker_->Connect(session_.ucx_host, static_cast<uint16_t>(session_.ucx_port)));
+  is_lost_ = false;
   HelloMessage hello;
   hello.preamble = {.op = PullOp::kHello, .request_id = hello_id_};
   hello.session_id = session_.id.value();
   hello.session_secret = session_.secret;
+  hello.group = pulls_->group();
   // A failure is told by OnLost.
   worker_->Send(peer_, WireBytes(hello), {}, UcxSend::kCopy, [](const absl::Status&) {});
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> UcxLink::StartPull(std::shared_ptr<UcxPull> pull) {
-  const uint64_t request_id = next_request_++;
-  CRUMB_RETURN_IF_ERROR(worker_->Post([this, request_id, pull = std::move(pull)] {
+void UcxLink::Reconnect() {
+  if (is_lost_) {
+    // A failure is told to the next request.
+    static_cast<void>(worker_->Post([this] { static_cast<void>(EnsurePeer()); }));
+  }
+}
+
+absl::Status UcxLink::StartPull(uint64_t request_id, std::shared_ptr<UcxPull> pull) {
+  return worker_->Post([this, request_id, pull = std::move(pull)] {
     if (const absl::Status status = EnsurePeer(); !status.ok()) {
       pull->Fail(status);
       return;
     }
-    pulls_[request_id] = pull;
     const PullMessage request = pull->request(request_id);
     worker_->Send(peer_, WireBytes(request), std::as_bytes(pull->entries()), UcxSend::kCopy,
                   [pull](const absl::Status& status) {
@@ -119,17 +129,12 @@ absl::StatusOr<uint64_t> UcxLink::StartPull(std::shared_ptr<UcxPull> pull) {
                       pull->Fail(status);
                     }
                   });
-  }));
-  return request_id;
+  });
 }
 
-void UcxLink::EndPull(uint64_t request_id) {
+void UcxLink::CancelPull(uint64_t request_id) {
   // When the worker takes no more tasks, its end is the pull's.
-  static_cast<void>(worker_->Post([this, request_id] {
-    if (pulls_.erase(request_id) != 0) {
-      SendCancel(request_id);
-    }
-  }));
+  static_cast<void>(worker_->Post([this, request_id] { SendCancel(request_id); }));
 }
 
 void UcxLink::SendCancel(uint64_t request_id) {
@@ -142,7 +147,7 @@ absl::Status UcxLink::SendPages(PublishId publish,
                                 std::span<const OutgoingPage> pages,
                                 absl::Time deadline) {
   StageMessage message;
-  message.preamble = {.op = PullOp::kStage, .request_id = next_request_++};
+  message.preamble = {.op = PullOp::kStage, .request_id = pulls_->NewRequestId()};
   message.publish_id = publish.value();
   for (const OutgoingPage& page : pages) {
     message.request_bytes += page.image.size();
@@ -231,15 +236,14 @@ void UcxLink::OnMessage(UcxPeerId peer, UcxMessage& message) {
 
 void UcxLink::OnChunk(const ChunkMessage& chunk, UcxMessage& message) {
   const uint64_t request_id = chunk.preamble.request_id;
-  const auto found = pulls_.find(request_id);
-  if (found == pulls_.end()) {
+  const std::shared_ptr<UcxPull> pull = pulls_->Find(request_id);
+  if (pull == nullptr) {
     return;  // No longer wanted.
   }
-  const std::shared_ptr<UcxPull> pull = found->second;
   const auto target = pull->TargetOf(chunk, message.payload_bytes());
   if (!target.ok()) {
     pull->Fail(target.status());
-    pulls_.erase(found);
+    pulls_->Remove(request_id);
     SendCancel(request_id);
     return;
   }
@@ -247,11 +251,11 @@ void UcxLink::OnChunk(const ChunkMessage& chunk, UcxMessage& message) {
     if (!status.ok()) {
       pull->Fail(
           absl::UnavailableError(absl::StrCat("pull over UCX broke off: ", status.message())));
-    } else if (pull->Landed(chunk, bytes)) {
-      verifier_.Add(pull);
+    } else {
+      pull->Landed(chunk, bytes);
     }
     if (!pull->IsOpen()) {
-      pulls_.erase(chunk.preamble.request_id);
+      pulls_->Remove(chunk.preamble.request_id);
     }
   });
 }
@@ -259,10 +263,9 @@ void UcxLink::OnChunk(const ChunkMessage& chunk, UcxMessage& message) {
 void UcxLink::OnEnd(const EndMessage& end) {
   const uint64_t request_id = end.preamble.request_id;
   const absl::Status status = EndStatus(end);
-  if (const auto pull = pulls_.find(request_id); pull != pulls_.end()) {
-    pull->second->Fail(status.ok() ? absl::InternalError("the daemon ended a pull with OK")
-                                   : status);
-    pulls_.erase(pull);
+  if (const auto pull = pulls_->Find(request_id); pull != nullptr) {
+    pull->Fail(status.ok() ? absl::InternalError("the daemon ended a pull with OK") : status);
+    pulls_->Remove(request_id);
   }
   if (const auto answer = answers_.find(request_id); answer != answers_.end()) {
     answer->second->Set(status);
@@ -278,15 +281,13 @@ void UcxLink::OnLost(UcxPeerId peer, const absl::Status& reason) {
     return;
   }
   peer_ = UcxPeerId();
+  is_lost_ = true;
   FailAll(absl::UnavailableError(absl::StrCat("the daemon at UCX ", session_.ucx_host, ":",
                                               session_.ucx_port, " is lost: ", reason.message())));
 }
 
 void UcxLink::FailAll(const absl::Status& status) {
-  for (const auto& [id, pull] : pulls_) {
-    pull->Fail(status);
-  }
-  pulls_.clear();
+  pulls_->FailAll(status);
   for (const auto& [id, answer] : answers_) {
     answer->Set(status);
   }
@@ -294,19 +295,7 @@ void UcxLink::FailAll(const absl::Status& status) {
 }
 
 void UcxLink::OnTick(absl::Time now) {
-  std::vector<uint64_t> ended;
-  for (const auto& [id, pull] : pulls_) {
-    if (now > pull->deadline()) {
-      pull->Fail(absl::DeadlineExceededError(absl::StrCat("pull over UCX: ", pull->landed_bytes(),
-                                                          " of ", pull->total_bytes(),
-                                                          " bytes came by its deadline")));
-    }
-    if (!pull->IsOpen()) {
-      ended.push_back(id);
-    }
-  }
-  for (const uint64_t id : ended) {
-    pulls_.erase(id);
+  for (const uint64_t id : pulls_->RemoveFailed(now)) {
     SendCancel(id);
   }
 }

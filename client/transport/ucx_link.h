@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The connection of one session to its daemon's UCX port: keeps the worker, says hello, sends
-// requests and hands what comes back to the pulls. When the daemon is lost, all that was under way
-// fails with UNAVAILABLE, and the next request connects anew.
+// One connection of a session to its daemon's UCX port: keeps the worker, says hello, sends
+// requests and hands what comes back to the session's pulls, whichever link asked for it. When the
+// daemon is lost, all that was under way fails with UNAVAILABLE, and the next request connects
+// anew.
 //
 // Thread-safe but for the Handler's functions, which are Confined to the worker's thread.
 #pragma once
@@ -23,7 +24,7 @@
 #include "absl/time/time.h"
 
 #include "client/transport/page_source.h"
-#include "client/transport/pull_verifier.h"
+#include "client/transport/pull_table.h"
 #include "client/transport/transfer_memory.h"
 #include "client/transport/ucx_pull.h"
 #include "client/transport/ucx_transport.h"
@@ -38,20 +39,21 @@ class UcxLink final : public UcxWorker::Handler {
   // shared: by the transport and by the sources that it opened, which may outlive it.
   static absl::StatusOr<std::shared_ptr<UcxLink>> Connect(const UcxTransportOptions& options,
                                                           const SessionInfo& session,
+                                                          std::shared_ptr<PullTable> pulls,
                                                           absl::Time deadline,
                                                           const Clock& clock);
 
-  // Starts to bring what the lease names; returns the number to end it by.
-  absl::StatusOr<uint64_t> StartPull(std::shared_ptr<UcxPull> pull);
-  // The pull's bytes are not wanted any more. No-op when it has ended.
-  void EndPull(uint64_t request_id);
+  // Connects anew, if the daemon was lost since.
+  void Reconnect();
+  // Asks for the bytes of a pull, which is in the table by then.
+  absl::Status StartPull(uint64_t request_id, std::shared_ptr<UcxPull> pull);
+  // Tells the daemon that the pull's bytes are not wanted any more.
+  void CancelPull(uint64_t request_id);
   absl::Status SendPages(PublishId publish,
                          std::span<const OutgoingPage> pages,
                          absl::Time deadline);
 
   const SessionInfo& session() const { return session_; }
-  BufferPool& buffers() { return buffers_; }
-  PullPlan::Cut cut() const { return {options_.ordered_layers, options_.chunk_bytes}; }
   const Clock& clock() const { return clock_; }
 
   bool OnPeer(UcxPeerId peer) override;
@@ -76,6 +78,7 @@ class UcxLink final : public UcxWorker::Handler {
 
   UcxLink(const UcxTransportOptions& options,
           const SessionInfo& session,
+          std::shared_ptr<PullTable> pulls,
           const Clock& clock,
           ChunkPool stage_chunks);
 
@@ -98,18 +101,16 @@ class UcxLink final : public UcxWorker::Handler {
   const UcxTransportOptions options_;
   const SessionInfo session_;
   const Clock& clock_;
-  BufferPool buffers_;
   ChunkPool stage_chunks_;
-  std::atomic<uint64_t> next_request_{1};
-  PullVerifier verifier_;
+  const std::shared_ptr<PullTable> pulls_;  // shared: with the session's other links.
 
   absl::Mutex mutex_;
   std::map<PublishId, uint64_t> staged_bytes_ ABSL_GUARDED_BY(mutex_);  // Of the last publishes.
 
   // Confined to the worker's thread.
-  UcxPeerId peer_;         // 0: not connected.
-  uint64_t hello_id_ = 0;  // The request by which peer_ was greeted.
-  std::unordered_map<uint64_t, std::shared_ptr<UcxPull>> pulls_;   // Bytes are still to come.
+  UcxPeerId peer_;                    // 0: not connected.
+  std::atomic<bool> is_lost_{false};  // Since it was connected. Read on any thread.
+  uint64_t hello_id_ = 0;             // The request by which peer_ was greeted.
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> answers_;  // Shared with their waiters.
 
   // Last, so that its thread has ended before anything that it uses.

@@ -86,9 +86,15 @@ absl::StatusOr<std::shared_ptr<UcxPull>> UcxPull::Create(const SessionInfo& sess
   const size_t num_pieces = pull->plan_.num_pieces();
   pull->deadline_ = deadline;
   pull->clock_ = &clock;
-  pull->is_taken_.resize(num_pieces);
   const absl::MutexLock lock(&pull->mutex_);
+  pull->is_taken_.resize(num_pieces);
   pull->has_landed_.resize(num_pieces);
+  pull->missing_.resize(pull->entries_.size());
+  for (size_t piece = pull->plan_.num_gathered_pieces(); piece < num_pieces; ++piece) {
+    ++pull->missing_[pull->plan_.PieceAt(piece).entry];
+  }
+  pull->num_to_add_ =
+      1 + (num_pieces > pull->plan_.num_gathered_pieces() ? pull->entries_.size() : 0);
   return pull;
 }
 
@@ -106,7 +112,8 @@ UcxPull::UcxPull(const SessionInfo& session,
       int2_entries_(prefix.pages.size(), kNoEntry),
       bf16_entries_(prefix.pages.size(), kNoEntry),
       buffer_(std::move(buffer)),
-      checksums_(entries_.size() * heads_.count) {
+      ordered_checksums_(entries_.size() * heads_.count),
+      image_checksums_(entries_.size() * heads_.count) {
   for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
     auto& of_pages =
         entries_[entry].encoding == PageEncoding::kInt2 ? int2_entries_ : bf16_entries_;
@@ -129,6 +136,7 @@ absl::StatusOr<std::span<std::byte>> UcxPull::TargetOf(const ChunkMessage& chunk
   // The decoder has checked that the offset is below the message's own total.
   const PullPlan::Pieces pieces =
       chunk.total_bytes == total_bytes() ? plan_.PiecesIn(chunk.offset, bytes) : PullPlan::Pieces{};
+  const absl::MutexLock lock(&mutex_);
   const auto first = is_taken_.begin() + static_cast<ptrdiff_t>(pieces.begin);
   const auto last = is_taken_.begin() + static_cast<ptrdiff_t>(pieces.end);
   if (first == last || std::find(first, last, true) != last) {
@@ -140,18 +148,31 @@ absl::StatusOr<std::span<std::byte>> UcxPull::TargetOf(const ChunkMessage& chunk
   return buffer_.bytes().subspan(chunk.offset, bytes);
 }
 
-bool UcxPull::Landed(const ChunkMessage& chunk, size_t bytes) {
+void UcxPull::Landed(const ChunkMessage& chunk, size_t bytes) {
   const PullPlan::Pieces pieces = plan_.PiecesIn(chunk.offset, bytes);
-  const absl::MutexLock lock(&mutex_);
-  std::fill(has_landed_.begin() + static_cast<ptrdiff_t>(pieces.begin),
-            has_landed_.begin() + static_cast<ptrdiff_t>(pieces.end), true);
-  const size_t before = num_landed_;
-  while (num_landed_ < has_landed_.size() && has_landed_[num_landed_]) {
-    ++num_landed_;
+  std::vector<uint32_t> complete;  // Entries whose images are.
+  {
+    const absl::MutexLock lock(&mutex_);
+    for (size_t piece = pieces.begin; piece < pieces.end; ++piece) {
+      has_landed_[piece] = true;
+      const uint32_t entry = plan_.PieceAt(piece).entry;
+      if (entry != PullPlan::kGathered && --missing_[entry] == 0) {
+        complete.push_back(entry);
+      }
+    }
+    while (num_landed_ < has_landed_.size() && has_landed_[num_landed_]) {
+      ++num_landed_;
+    }
+    landed_bytes_ =
+        num_landed_ < has_landed_.size() ? plan_.PieceAt(num_landed_).offset : total_bytes();
+    if (!failure_.ok()) {
+      return;
+    }
   }
-  landed_bytes_ =
-      num_landed_ < has_landed_.size() ? plan_.PieceAt(num_landed_).offset : total_bytes();
-  return num_landed_ != before && failure_.ok();
+  for (const uint32_t entry : complete) {
+    AddImage(entry);
+  }
+  EndAdding(complete.size() + (AddOrderedLayers() ? 1 : 0));
 }
 
 void UcxPull::Fail(const absl::Status& status) {
@@ -192,8 +213,8 @@ absl::Status UcxPull::CheckHeaders() const {
   return absl::OkStatus();
 }
 
-bool UcxPull::AddOrderedLayers(size_t landed) {
-  for (; next_layer_ < plan_.cut().ordered_layers; ++next_layer_, next_entry_ = 0) {
+bool UcxPull::AddOrderedBlocks(size_t landed) {
+  for (; next_layer_ < ordered_layers(); ++next_layer_, next_entry_ = 0) {
     for (; next_entry_ < entries_.size(); ++next_entry_) {
       const size_t bytes = plan_.block_bytes(next_entry_);
       if (plan_.BlockOffset(next_layer_, next_entry_, heads_.count - 1) + bytes > landed) {
@@ -201,7 +222,7 @@ bool UcxPull::AddOrderedLayers(size_t landed) {
       }
       for (uint32_t head = 0; head < heads_.count; ++head) {
         const size_t offset = plan_.BlockOffset(next_layer_, next_entry_, head);
-        uint32_t& checksum = checksums_[size_t{next_entry_} * heads_.count + head];
+        uint32_t& checksum = ordered_checksums_[size_t{next_entry_} * heads_.count + head];
         checksum = Crc32c(buffer_.bytes().subspan(offset, bytes), checksum);
       }
     }
@@ -209,30 +230,52 @@ bool UcxPull::AddOrderedLayers(size_t landed) {
   return true;
 }
 
-void UcxPull::AddLanded(size_t landed) {
-  const uint32_t first = plan_.cut().ordered_layers;
-  const uint32_t rest = plan_.geometry().num_layers - first;
-  if (!AddOrderedLayers(landed)) {
-    return;
+bool UcxPull::AddOrderedLayers() {
+  const size_t all = plan_.BytesUntil(ordered_layers() - 1);
+  bool has_added_all = false;
+  size_t landed = 0;  // Those that this thread has added.
+  while (true) {
+    {
+      const absl::MutexLock lock(&mutex_);
+      if (landed != 0) {
+        is_adding_ = false;
+      }
+      if (is_adding_ || added_bytes_ == std::min(landed_bytes_, all)) {
+        return has_added_all;
+      }
+      is_adding_ = true;
+      landed = added_bytes_ = std::min(landed_bytes_, all);
+    }
+    if (!headers_checked_ && landed >= plan_.headers_bytes()) {
+      headers_checked_ = true;
+      if (const absl::Status status = CheckHeaders(); !status.ok()) {
+        Fail(status);
+      }
+    }
+    has_added_all = AddOrderedBlocks(landed);
   }
-  for (; rest > 0 && next_entry_ < entries_.size(); ++next_entry_) {
-    const size_t bytes = rest * plan_.block_bytes(next_entry_);
-    if (plan_.BlockOffset(first, next_entry_, heads_.count - 1) + bytes > landed) {
-      return;
-    }
-    for (uint32_t head = 0; head < heads_.count; ++head) {
-      uint32_t& checksum = checksums_[size_t{next_entry_} * heads_.count + head];
-      const size_t offset = plan_.BlockOffset(first, next_entry_, head);
-      checksum = Crc32c(buffer_.bytes().subspan(offset, bytes), checksum);
-    }
+}
+
+void UcxPull::AddImage(uint32_t entry) {
+  const uint32_t first = ordered_layers();
+  const size_t bytes = (plan_.geometry().num_layers - first) * plan_.block_bytes(entry);
+  for (uint32_t head = 0; head < heads_.count; ++head) {
+    image_checksums_[size_t{entry} * heads_.count + head] =
+        Crc32c(buffer_.bytes().subspan(plan_.BlockOffset(first, entry, head), bytes));
   }
 }
 
 absl::Status UcxPull::CheckChecksums() const {
+  const uint32_t num_in_images = plan_.geometry().num_layers - ordered_layers();
+  const Crc32cJoin joins[] = {
+      Crc32cJoin(num_in_images * plan_.geometry().HeadBlockBytes(PageEncoding::kInt2)),
+      Crc32cJoin(num_in_images * plan_.geometry().HeadBlockBytes(PageEncoding::kBf16))};
   for (uint32_t entry = 0; entry < entries_.size(); ++entry) {
     const PageHeader& header = HeaderOf(entry);
+    const Crc32cJoin& join = joins[plan_.encoding(entry) == PageEncoding::kInt2 ? 0 : 1];
     for (uint32_t head = 0; head < heads_.count; ++head) {
-      const uint32_t found = checksums_[size_t{entry} * heads_.count + head];
+      const size_t idx = size_t{entry} * heads_.count + head;
+      const uint32_t found = join(ordered_checksums_[idx], image_checksums_[idx]);
       const uint32_t expected = header.head_crc32c[heads_.first + head];
       if (found != expected) {
         return absl::DataLossError(absl::StrFormat(
@@ -246,26 +289,19 @@ absl::Status UcxPull::CheckChecksums() const {
   return absl::OkStatus();
 }
 
-void UcxPull::Verify() {
-  const size_t landed = landed_bytes();
-  if (!headers_checked_ && landed >= plan_.headers_bytes()) {
-    headers_checked_ = true;
-    if (const absl::Status status = CheckHeaders(); !status.ok()) {
-      Fail(status);
-    }
-  }
-  if (is_summed_) {
-    return;
-  }
-  AddLanded(landed);
-  is_summed_ = landed == total_bytes();
-  if (is_summed_) {
-    const absl::Status status = CheckChecksums();
+void UcxPull::EndAdding(size_t count) {
+  {
     const absl::MutexLock lock(&mutex_);
-    if (failure_.ok()) {
-      failure_ = status;
-      verified_ = status.ok();
+    num_to_add_ -= count;
+    if (count == 0 || num_to_add_ > 0 || !failure_.ok()) {
+      return;
     }
+  }
+  const absl::Status status = CheckChecksums();
+  const absl::MutexLock lock(&mutex_);
+  if (failure_.ok()) {
+    failure_ = status;
+    verified_ = status.ok();
   }
 }
 

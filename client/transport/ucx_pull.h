@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One pull of a leased prefix: the memory its stream lands in, how far it has come, and whether its
-// bytes are right. The bytes of one layer may be used before later ones are there; whether they
-// were right is known only when all are there, since a checksum covers a KV head over all layers.
+// One pull of a leased prefix: the memory its stream lands in, how far it has come, and
+// whether its bytes are right. The bytes of one layer may be used before later ones are there;
+// whether they were right is known only when all are there, since a checksum covers a KV head over
+// all layers.
 //
 // Never believes a transport: over cma a receive can end with success on memory that its owner has
 // reused meanwhile. What proves a page is its header (profile, namespace, position and the
 // generation that the lease named) and the CRC-32C of each head.
 //
-// Thread-safe. Bytes land on the worker's thread, are verified on the verifier's, and are read on
-// the engine's.
+// Thread-safe. Bytes land on the threads of several workers, each of which verifies what it has
+// received, while that is in its core's cache. They are read on the engine's threads.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +35,9 @@ namespace crumb {
 
 class UcxPull {
  public:
-  // Memory for all pages that are present in `prefix`. cut.ordered_layers 0: as many
-  // as DefaultOrderedLayers says. INVALID_ARGUMENT: there is none, or more
-  // than a pull may have. RESOURCE_EXHAUSTED: no memory.
+  // Memory for all pages that are present in `prefix`. cut.ordered_layers 0: as many as
+  // DefaultOrderedLayers says. INVALID_ARGUMENT: there is none, or more than a pull may have.
+  // RESOURCE_EXHAUSTED: no memory.
   // shared: by the engine's handle, the list of open pulls, and transfers that have not ended.
   static absl::StatusOr<std::shared_ptr<UcxPull>> Create(const SessionInfo& session,
                                                          const LeasedPrefix& prefix,
@@ -56,18 +57,16 @@ class UcxPull {
   absl::Time deadline() const { return deadline_; }
   size_t total_bytes() const { return plan_.total_bytes(); }
 
-  // The worker's thread. Where a chunk of `bytes` bytes is to land; each piece of the plan is taken
-  // once. DATA_LOSS for one that this pull has no place for.
+  // Where a chunk of `bytes` bytes is to land; each piece of the plan is taken once. DATA_LOSS for
+  // one that this pull has no place for.
   absl::StatusOr<std::span<std::byte>> TargetOf(const ChunkMessage& chunk, size_t bytes);
-  // The chunk's transfer has ended. True when there is something new to verify.
-  bool Landed(const ChunkMessage& chunk, size_t bytes);
+  // The chunk's transfer has ended. Verifies its images; ordered layers, as far as they have landed
+  // without a gap.
+  void Landed(const ChunkMessage& chunk, size_t bytes);
   // No more bytes will come. The first failure stays; none after everything has been verified.
   void Fail(const absl::Status& status);
   // Still waiting for bytes.
   bool IsOpen() const;
-
-  // The verifier's thread. Verifies what has landed since the last call.
-  void Verify();
 
   // See PageSource; its first_image_layer is this.
   uint32_t ordered_layers() const { return plan_.cut().ordered_layers; }
@@ -91,10 +90,16 @@ class UcxPull {
           BufferPool::Buffer buffer);
 
   absl::Status CheckHeaders() const;
-  // Adds what lies within the stream's first `landed` bytes to the checksums, while it is still in
-  // the cache. Of what came twice, the bytes that HeadBlock shows.
-  void AddLanded(size_t landed);
-  bool AddOrderedLayers(size_t landed);
+  // Adds to the checksums the ordered layers, as far as they have landed, unless another thread is
+  // at it, which then adds these too. True when all have been added, once.
+  bool AddOrderedLayers();
+  // Those of their blocks within the stream's first `landed` bytes. True when that is all of them.
+  bool AddOrderedBlocks(size_t landed);
+  // Those of the entry's layers that are shown in its image.
+  void AddImage(uint32_t entry);
+  // So many entries' images, or all ordered layers, have been added: after the last, the checksums
+  // are compared.
+  void EndAdding(size_t count);
   absl::Status CheckChecksums() const;
   const PageHeader& HeaderOf(uint32_t entry) const;
   absl::Status WaitUntil(const absl::Condition& reached);
@@ -117,20 +122,24 @@ class UcxPull {
   BufferPool::Buffer buffer_;  // Its companion is guarded by registering_.
   absl::Mutex registering_;
 
-  // Confined to the worker's thread.
-  std::vector<bool> is_taken_;  // One a piece.
-
-  // Confined to the verifier's thread.
-  uint32_t next_layer_ = 0;  // Ordered; the blocks of which are to be added next.
-  uint32_t next_entry_ = 0;  // Of that layer, or of the images after the last one.
+  // Of the thread that adds ordered layers: is_adding_.
+  uint32_t next_layer_ = 0;  // The blocks of which are to be added next.
+  uint32_t next_entry_ = 0;  // Of that layer.
   bool headers_checked_ = false;
-  bool is_summed_ = false;           // All bytes have been added.
-  std::vector<uint32_t> checksums_;  // [entries, heads], over what was added so far.
+  std::vector<uint32_t> ordered_checksums_;  // [entries, heads], over what was added so far.
+
+  // Each entry's is of the thread by which its image's last piece landed.
+  std::vector<uint32_t> image_checksums_;  // [entries, heads]
 
   mutable absl::Mutex mutex_;
-  std::vector<bool> has_landed_ ABSL_GUARDED_BY(mutex_);  // One a piece.
-  size_t num_landed_ ABSL_GUARDED_BY(mutex_) = 0;         // Pieces before the first that has not.
-  size_t landed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;       // Of those.
+  std::vector<bool> is_taken_ ABSL_GUARDED_BY(mutex_);     // One a piece.
+  std::vector<bool> has_landed_ ABSL_GUARDED_BY(mutex_);   // One a piece.
+  size_t num_landed_ ABSL_GUARDED_BY(mutex_) = 0;          // Pieces before the first that has not.
+  size_t landed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;        // Of those.
+  std::vector<uint32_t> missing_ ABSL_GUARDED_BY(mutex_);  // Pieces of each entry's image.
+  bool is_adding_ ABSL_GUARDED_BY(mutex_) = false;         // Ordered layers, somebody is.
+  size_t added_bytes_ ABSL_GUARDED_BY(mutex_) = 0;         // Of landed_bytes_, those seen by it.
+  size_t num_to_add_ ABSL_GUARDED_BY(mutex_) = 0;          // Images, and the ordered layers as one.
   bool verified_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };

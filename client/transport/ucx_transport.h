@@ -19,6 +19,9 @@ namespace crumb {
 
 struct UcxTransportOptions {
   UcxOptions ucx;
+  // Connections of the session, each with a thread that receives and verifies what comes over it:
+  // one thread copies slower than memory can. At least 1.
+  uint32_t num_links = 2;
   // Bytes of a message, about; see PullPlan. Measured on loopback:
   // docs/decisions/0060-pull-stream.md.
   uint32_t chunk_bytes = 1u << 20;

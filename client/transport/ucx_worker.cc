@@ -77,6 +77,7 @@ absl::Status UcxWorker::Impl::Post(absl::AnyInvocable<void()> task) {
 
 void UcxWorker::Impl::Run() {
   while (RunPosted()) {
+    const bool has_more = handler_.OnTurn();
     int rounds = 0;
     while (rounds < kMaxProgress && ucp_worker_progress(context_.worker()) != 0) {
       ++rounds;
@@ -87,7 +88,7 @@ void UcxWorker::Impl::Run() {
       Tick();
     }
     CloseLost();
-    if (rounds == 0) {
+    if (rounds == 0 && !has_more) {
       Sleep();
     }
   }

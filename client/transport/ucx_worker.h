@@ -99,6 +99,9 @@ class UcxWorker {
     // The peer is gone, for `reason`: it died, it stalled, or Close was called. Transfers with it
     // that have not ended will still call their `done`.
     virtual void OnLost(UcxPeerId peer, const absl::Status& reason) = 0;
+    // Again and again while there is work, after posted tasks and before UCX's next progress: for
+    // what is better not done in UCX's callbacks. True: call it again soon.
+    virtual bool OnTurn() { return false; }
     // Every millisecond while there is work, and at least every 100 ms.
     virtual void OnTick(absl::Time now) = 0;
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/transfer/pull_sender.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -13,194 +11,162 @@
 
 namespace crumb {
 
-absl::StatusOr<std::unique_ptr<PullSender>> PullSender::Create(const Options& options, Send send) {
+absl::StatusOr<PullSender> PullSender::Create(const Options& options) {
   CRUMB_ASSIGN_OR_RETURN(ChunkPool chunks,
                          ChunkPool::Create(options.num_chunks, options.chunk_bytes));
-  std::unique_ptr<PullSender> sender(new PullSender(options, std::move(send), std::move(chunks)));
-  sender->thread_ = std::thread([raw = sender.get()] { raw->Run(); });
-  pthread_setname_np(sender->thread_.native_handle(), "crumb-gather");
-  return sender;
+  return PullSender(options, std::move(chunks));
 }
 
-PullSender::PullSender(const Options& options, Send send, ChunkPool chunks)
-    : options_(options), send_(std::move(send)), chunks_(std::move(chunks)) {}
-
-PullSender::~PullSender() {
-  Stop();
+bool PullSender::Pull::GoesTo(UcxPeerId peer) const {
+  return std::find(peers.begin(), peers.end(), peer) != peers.end();
 }
 
-void PullSender::Stop() {
-  Drop([](const Pull&) { return true; });
-  {
-    const absl::MutexLock lock(&mutex_);
-    is_ending_ = true;
-  }
-  if (thread_.joinable()) {
-    thread_.join();
-  }
-}
-
-absl::Status PullSender::Add(UcxPeerId peer,
+absl::Status PullSender::Add(std::vector<UcxPeerId> peers,
                              const PullMessage& request,
                              PullPlan plan,
-                             ReadGuard guard) {
+                             ReadGuard guard,
+                             absl::Time now) {
   if (request.chunk_bytes > options_.chunk_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("pull in chunks of ", request.chunk_bytes,
                                                    " bytes: this daemon sends at most ",
                                                    options_.chunk_bytes));
+  }
+  const auto of_peer = std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& other) {
+    return other->progress->asked_by == peers.front();
+  });
+  if (of_peer >= options_.max_pulls_per_peer) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "this session has ", of_peer, " pulls under way, its limit: wait for one to end"));
   }
   std::vector<PullPlan::Source> sources;
   sources.reserve(guard.pages().size());
   for (const PinnedPage& page : guard.pages()) {
     sources.push_back({&page.header, page.bytes.data()});
   }
-  auto pull =
-      // shared: see pulls_.
-      std::make_shared<Pull>(Pull{peer, request.preamble.request_id, std::move(plan),
-                                  std::move(guard), std::move(sources)});
-  const absl::MutexLock lock(&mutex_);
-  const auto of_peer = std::count_if(pulls_.begin(), pulls_.end(),
-                                     [&](const auto& other) { return other->peer == peer; });
-  if (is_ending_) {
-    return absl::UnavailableError("the daemon is stopping");
-  }
-  if (of_peer >= options_.max_pulls_per_peer) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "this session has ", of_peer, " pulls under way, its limit: wait for one to end"));
-  }
-  pulls_.push_back(std::move(pull));
+  // shared: see Ready.
+  auto progress = std::make_shared<Progress>();
+  progress->asked_by = peers.front();
+  progress->request_id = request.preamble.request_id;
+  progress->total_bytes = plan.total_bytes();
+  progress->started_at = now;
+  // shared: see pulls_.
+  pulls_.push_back(std::make_shared<Pull>(Pull{std::move(peers), std::move(plan), std::move(guard),
+                                               std::move(sources), std::move(progress)}));
   return absl::OkStatus();
 }
 
 template <typename Predicate>
 void PullSender::Drop(Predicate is_dropped) {
-  // Their guards end after the lock: they call the store.
-  std::vector<std::shared_ptr<Pull>> dropped;
-  const absl::MutexLock lock(&mutex_);
-  for (auto pull = pulls_.begin(); pull != pulls_.end();) {
-    if (is_dropped(**pull)) {
-      dropped.push_back(std::move(*pull));
-      pull = pulls_.erase(pull);
-    } else {
-      ++pull;
-    }
-  }
+  pulls_.erase(std::remove_if(pulls_.begin(), pulls_.end(),
+                              [&](const auto& pull) { return is_dropped(*pull); }),
+               pulls_.end());
 }
 
 void PullSender::Cancel(UcxPeerId peer, uint64_t request_id) {
-  Drop([&](const Pull& pull) { return pull.peer == peer && pull.request_id == request_id; });
+  Drop([&](const Pull& pull) {
+    return pull.GoesTo(peer) && pull.progress->request_id == request_id;
+  });
 }
 
-void PullSender::CancelAll(UcxPeerId peer) {
-  Drop([&](const Pull& pull) { return pull.peer == peer; });
+void PullSender::Forget(UcxPeerId peer) {
+  Drop([&](const Pull& pull) { return pull.progress->asked_by == peer; });
+  for (const auto& pull : pulls_) {
+    std::erase(pull->peers, peer);
+  }
 }
 
-void PullSender::Ended(UcxPeerId peer) {
-  const absl::MutexLock lock(&mutex_);
+void PullSender::Ended(UcxPeerId peer, size_t bytes) {
   const auto found = under_way_.find(peer);
-  CRUMB_CHECK(found != under_way_.end() && num_under_way_ > 0, "a message that was under way");
+  CRUMB_CHECK(found != under_way_.end() && found->second.bytes >= bytes,
+              "a message that was under way");
   --num_under_way_;
-  if (--found->second == 0) {
+  found->second.bytes -= bytes;
+  if (--found->second.messages == 0) {
     under_way_.erase(found);
   }
 }
 
-size_t PullSender::num_pulls() const {
-  const absl::MutexLock lock(&mutex_);
-  return pulls_.size();
-}
-
-bool PullSender::MaySendLocked(UcxPeerId peer) const {
+PullSender::UnderWay PullSender::UnderWayTo(UcxPeerId peer) const {
   const auto found = under_way_.find(peer);
-  if (found == under_way_.end()) {
-    return num_under_way_ < options_.num_chunks;
-  }
-  return found->second < options_.window &&
-         num_under_way_ < options_.num_chunks - options_.num_chunks / 4;
+  return found == under_way_.end() ? UnderWay() : found->second;
 }
 
-bool PullSender::HasWork() const {
-  return is_ending_ || std::any_of(pulls_.begin(), pulls_.end(), [this](const auto& pull) {
-           mutex_.AssertReaderHeld();
-           return MaySendLocked(pull->peer);
-         });
+bool PullSender::MaySend(UcxPeerId peer) const {
+  const UnderWay under_way = UnderWayTo(peer);
+  const size_t reserve = under_way.messages == 0 ? 0 : options_.num_chunks / 4;
+  return under_way.messages < options_.window && under_way.bytes < options_.window_bytes &&
+         num_under_way_ < options_.num_chunks - reserve;
 }
 
-PullSender::Turn PullSender::TakeTurnLocked() {
-  const auto found = std::find_if(pulls_.begin(), pulls_.end(), [this](const auto& pull) {
-    mutex_.AssertReaderHeld();
-    return MaySendLocked(pull->peer);
-  });
-  std::shared_ptr<Pull> pull = std::move(*found);
-  pulls_.erase(found);
-  ++under_way_[pull->peer];
-  ++num_under_way_;
-  const bool has_gathered = pull->next_gathered < pull->plan.num_gathered_pieces();
-  const bool has_images = pull->next_image < pull->plan.num_pieces();
-  Turn turn;
-  if (has_gathered && (pull->is_gathered_next || !has_images)) {
-    const PullPlan::Piece piece = pull->plan.PieceAt(pull->next_gathered++);
-    turn = {pull, piece.offset, piece.bytes, nullptr};
-  } else {
-    turn = TakeImagesLocked(pull);
+std::optional<UcxPeerId> PullSender::FreePeer(const Pull& pull) const {
+  std::optional<UcxPeerId> best;
+  for (const UcxPeerId peer : pull.peers) {
+    if (MaySend(peer) && (!best.has_value() || UnderWayTo(peer).bytes < UnderWayTo(*best).bytes)) {
+      best = peer;
+    }
   }
-  pull->is_gathered_next = !pull->is_gathered_next;
-  if (!pull->IsOver()) {
-    pulls_.push_back(std::move(pull));
-  }
-  return turn;
+  return best;
 }
 
-// shared: see Turn.
-PullSender::Turn PullSender::TakeImagesLocked(std::shared_ptr<Pull> pull) const {
+std::optional<PullSender::Ready> PullSender::Next() {
+  for (auto at = pulls_.begin(); at != pulls_.end(); ++at) {
+    const std::optional<UcxPeerId> peer = FreePeer(**at);
+    if (!peer.has_value()) {
+      continue;
+    }
+    const std::shared_ptr<Pull> pull = std::move(*at);  // shared: see pulls_.
+    pulls_.erase(at);
+    const bool is_gathered =
+        pull->HasGathered() && (UnderWayTo(*peer).messages > 0 || !pull->HasImages());
+    Ready ready = is_gathered ? Gather(*pull, *peer) : TakeImages(pull, *peer);
+    UnderWay& under_way = under_way_[*peer];
+    ++under_way.messages;
+    under_way.bytes += ready.payload.size();
+    ++num_under_way_;
+    if (pull->HasGathered() || pull->HasImages()) {
+      pulls_.push_back(pull);  // The others' turn is next.
+    }
+    return ready;
+  }
+  return std::nullopt;
+}
+
+PullSender::Ready PullSender::Gather(Pull& pull, UcxPeerId peer) {
+  const PullPlan::Piece piece = pull.plan.PieceAt(pull.next_gathered++);
+  // Chunks are given back before Ended is called, so there is one.
+  std::optional<ChunkPool::Chunk> chunk = chunks_.TryTake();
+  CRUMB_CHECK(chunk.has_value(), "a chunk for each message under way");
+  const std::span<std::byte> target = chunk->bytes().first(piece.bytes);
+  pull.plan.Gather(pull.sources, piece.offset, target);
+  return {peer, MakeMessage(pull, piece.offset), target, std::move(*chunk), pull.progress};
+}
+
+// shared: see pulls_.
+PullSender::Ready PullSender::TakeImages(const std::shared_ptr<Pull>& pull, UcxPeerId peer) const {
   const auto begin_of = [&pull](const PullPlan::Piece& piece) {
     return pull->sources[piece.entry].image + piece.image_offset;
   };
   const PullPlan::Piece first = pull->plan.PieceAt(pull->next_image++);
-  Turn turn{pull, first.offset, first.bytes, begin_of(first)};
-  while (pull->next_image < pull->plan.num_pieces()) {
+  std::span<const std::byte> images(begin_of(first), first.bytes);
+  // Short messages while something is to be gathered, which need not wait for long then.
+  while (pull->HasImages() && !pull->HasGathered()) {
     const PullPlan::Piece next = pull->plan.PieceAt(pull->next_image);
-    if (begin_of(next) != turn.images + turn.bytes ||
-        turn.bytes + next.bytes > options_.max_image_bytes) {
+    if (begin_of(next) != images.data() + images.size() ||
+        images.size() + next.bytes > options_.max_image_bytes) {
       break;
     }
-    turn.bytes += next.bytes;
+    images = {images.data(), images.size() + next.bytes};
     ++pull->next_image;
   }
-  return turn;
+  return {peer, MakeMessage(*pull, first.offset), images, pull, pull->progress};
 }
 
-PullSender::Ready PullSender::MakeReady(Turn turn) {
-  const Pull& pull = *turn.pull;
-  const UcxPeerId peer = pull.peer;
+ChunkMessage PullSender::MakeMessage(const Pull& pull, size_t offset) {
   ChunkMessage message;
-  message.preamble = {.op = PullOp::kChunk, .request_id = pull.request_id};
-  message.offset = turn.offset;
-  message.total_bytes = pull.plan.total_bytes();
-  if (turn.images != nullptr) {
-    return {peer, message, {turn.images, turn.bytes}, std::move(turn.pull)};
-  }
-  // Chunks are given back before Ended is called, so there is one.
-  std::optional<ChunkPool::Chunk> chunk = chunks_.TryTake();
-  CRUMB_CHECK(chunk.has_value(), "a chunk for each message under way");
-  const std::span<std::byte> target = chunk->bytes().first(turn.bytes);
-  pull.plan.Gather(pull.sources, turn.offset, target);
-  return {peer, message, target, std::move(*chunk)};
-}
-
-void PullSender::Run() {
-  while (true) {
-    Turn turn;
-    {
-      const absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(this, &PullSender::HasWork));
-      if (is_ending_) {
-        return;
-      }
-      turn = TakeTurnLocked();
-    }
-    send_(MakeReady(std::move(turn)));
-  }
+  message.preamble = {.op = PullOp::kChunk, .request_id = pull.progress->request_id};
+  message.offset = offset;
+  message.total_bytes = pull.progress->total_bytes;
+  return message;
 }
 
 }  // namespace crumb

@@ -44,11 +44,8 @@ absl::StatusOr<std::unique_ptr<UcxServer>> UcxServer::Create(const UcxServerOpti
                                                              TransferObserver& observer,
                                                              const Clock& clock) {
   std::unique_ptr<UcxServer> server(new UcxServer(options, store, sessions, observer, clock));
-  CRUMB_ASSIGN_OR_RETURN(
-      server->sender_,
-      PullSender::Create(options.pulls, [raw = server.get()](PullSender::Ready ready) {
-        raw->SendChunk(std::move(ready));
-      }));
+  CRUMB_ASSIGN_OR_RETURN(PullSender sender, PullSender::Create(options.pulls));
+  server->sender_.emplace(std::move(sender));
   UcxOptions ucx = options.ucx;
   ucx.nap = options.nap;
   CRUMB_ASSIGN_OR_RETURN(server->worker_, UcxWorker::Create(ucx, *server, clock));
@@ -78,12 +75,8 @@ UcxServer::~UcxServer() {
 }
 
 void UcxServer::Stop() {
-  // The gathering thread first: it posts to the worker. Transfers that end later still find the
-  // sender.
-  if (sender_ != nullptr) {
-    sender_->Stop();
-  }
   worker_.reset();
+  sender_.reset();  // With the pages that it holds. Transfers that ended meanwhile told it so.
 }
 
 UcxEndpoint UcxServer::endpoint() const {
@@ -120,10 +113,33 @@ bool UcxServer::OnPeer(UcxPeerId peer) {
 }
 
 void UcxServer::OnLost(UcxPeerId peer, const absl::Status&) {
-  sender_->CancelAll(peer);
+  sender_->Forget(peer);
   peers_.erase(peer);
   stats_.peers = peers_.size();
   ++stats_.lost_peers;
+}
+
+bool UcxServer::OnTurn() {
+  // Not in the callback that told of it: UCX 1.13.1 aborts ("tcp_iface.c:307 Assertion
+  // ep->conn_state != CLOSED") when a send finds another connection of a killed client broken.
+  for (const auto& pull : std::exchange(failed_, {})) {
+    sender_->Cancel(pull->asked_by, pull->request_id);
+    SendEnd(pull->asked_by, pull->request_id,
+            absl::UnavailableError("a connection of the pull is lost"));
+  }
+  while (may_send_) {
+    std::optional<PullSender::Ready> ready = sender_->Next();
+    if (!ready.has_value()) {
+      may_send_ = false;
+      return false;
+    }
+    const bool took_long = ready->is_copy();
+    SendChunk(*std::move(ready));
+    if (took_long) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void UcxServer::OnTick(absl::Time now) {
@@ -167,7 +183,6 @@ void UcxServer::OnMessage(UcxPeerId peer, UcxMessage& message) {
     }
   } else if (const auto* cancel = std::get_if<CancelMessage>(&*decoded)) {
     sender_->Cancel(peer, cancel->preamble.request_id);
-    from.pulls.erase(cancel->preamble.request_id);
   } else if (const auto* stage = std::get_if<StageMessage>(&*decoded)) {
     OnStage(peer, from.session, *stage, message);
   } else {
@@ -184,6 +199,7 @@ void UcxServer::OnHello(UcxPeerId peer, const HelloMessage& hello) {
   if (status.ok()) {
     state.session = SessionId(hello.session_id);
     state.secret = hello.session_secret;
+    state.group = hello.group;
     SendEnd(peer, hello.preamble.request_id, status);
     return;
   }
@@ -213,54 +229,51 @@ absl::Status UcxServer::StartPull(UcxPeerId id,
   CRUMB_RETURN_IF_ERROR(CheckPages(entries, guard.pages(), request.geometry));
   PullPlan plan(request.geometry, std::move(encodings),
                 {request.ordered_layers, request.chunk_bytes});
-  const size_t total_bytes = plan.total_bytes();
-  CRUMB_RETURN_IF_ERROR(sender_->Add(id, request, std::move(plan), std::move(guard)));
-  peer.pulls[request.preamble.request_id] = {total_bytes, 0, clock_.Now()};
+  CRUMB_RETURN_IF_ERROR(
+      sender_->Add(GroupOf(id), request, std::move(plan), std::move(guard), clock_.Now()));
+  may_send_ = true;
   ++stats_.pulls;
   return absl::OkStatus();
 }
 
-void UcxServer::OnSent(UcxPeerId peer,
-                       uint64_t request_id,
-                       size_t bytes,
-                       const absl::Status& status) {
-  sender_->Ended(peer);
-  if (!status.ok()) {
-    return;  // The peer is lost, or about to be.
+std::vector<UcxPeerId> UcxServer::GroupOf(UcxPeerId peer) const {
+  const Peer& asking = peers_.at(peer);
+  std::vector<UcxPeerId> group = {peer};
+  for (const auto& [id, other] : peers_) {
+    if (id != peer && other.session == asking.session && other.group == asking.group) {
+      group.push_back(id);
+    }
   }
-  stats_.sent_bytes += bytes;
-  const auto found = peers_.find(peer);
-  if (found == peers_.end()) {
+  return group;
+}
+
+void UcxServer::OnSent(const PullSender::Ready& sent, const absl::Status& status) {
+  sender_->Ended(sent.peer, sent.payload.size());
+  may_send_ = true;
+  PullSender::Progress& pull = *sent.progress;
+  if (!status.ok()) {
+    // The peer is lost, or about to be. Another of its group may not be.
+    if (!std::exchange(pull.has_failed, true)) {
+      failed_.push_back(sent.progress);
+    }
     return;
   }
-  const auto pull = found->second.pulls.find(request_id);
-  if (pull == found->second.pulls.end()) {
-    return;  // Cancelled.
-  }
-  pull->second.arrived_bytes += bytes;
-  if (pull->second.arrived_bytes == pull->second.total_bytes) {
-    observer_.OnPulled(pull->second.total_bytes, clock_.Now() - pull->second.started_at);
-    found->second.pulls.erase(pull);
+  stats_.sent_bytes += sent.payload.size();
+  pull.arrived_bytes += sent.payload.size();
+  if (pull.arrived_bytes == pull.total_bytes) {
+    observer_.OnPulled(pull.total_bytes, clock_.Now() - pull.started_at);
   }
 }
 
 void UcxServer::SendChunk(PullSender::Ready ready) {
   const UcxPeerId peer = ready.peer;
-  const absl::Status posted = worker_->Post([this, peer, ready = std::move(ready)]() mutable {
-    const std::span<const std::byte> payload = ready.payload;
-    const ChunkMessage message = ready.message;
-    worker_->Send(peer, WireBytes(message), payload, UcxSend::kRendezvous,
-                  [this, ready = std::move(ready)](const absl::Status& status) mutable {
-                    { const auto given_back = std::move(ready.memory); }
-                    OnSent(ready.peer, ready.message.preamble.request_id, ready.payload.size(),
-                           status);
-                  });
-  });
-  if (!posted.ok()) {
-    // The worker takes no more, so neither will the peer; the chunk is back already.
-    sender_->CancelAll(peer);
-    sender_->Ended(peer);
-  }
+  const std::span<const std::byte> payload = ready.payload;
+  const ChunkMessage message = ready.message;
+  worker_->Send(peer, WireBytes(message), payload, UcxSend::kRendezvous,
+                [this, ready = std::move(ready)](const absl::Status& status) mutable {
+                  { const auto given_back = std::move(ready.memory); }
+                  OnSent(ready, status);
+                });
 }
 
 void UcxServer::OnStage(UcxPeerId peer,

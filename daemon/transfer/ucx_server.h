@@ -12,14 +12,16 @@
 // UCX's own ports have no authentication, and 1.13.1 aborts on bytes that look like UCX's: listen
 // only where every process is trusted as the daemon is. Loopback by default, and off by default.
 //
-// Thread-safe. Owns two threads: UCX's progress and the making of messages.
+// Thread-safe. Owns a thread, the worker's, on which pulls are served.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -85,17 +87,11 @@ class UcxServer final : public UcxDataPlane, private UcxWorker::Handler {
   void Stop() override;
 
  private:
-  // A pull some of whose bytes have not arrived.
-  struct OpenPull {
-    size_t total_bytes = 0;
-    size_t arrived_bytes = 0;
-    absl::Time started_at;
-  };
   struct Peer {
     SessionId session;  // 0: has not said hello.
     SessionSecret secret{};
+    uint64_t group = 0;  // See HelloMessage.
     absl::Time connected_at;
-    std::unordered_map<uint64_t, OpenPull> pulls;  // By request.
   };
 
   UcxServer(const UcxServerOptions& options,
@@ -108,17 +104,18 @@ class UcxServer final : public UcxDataPlane, private UcxWorker::Handler {
   bool OnPeer(UcxPeerId peer) override;
   void OnMessage(UcxPeerId peer, UcxMessage& message) override;
   void OnLost(UcxPeerId peer, const absl::Status& reason) override;
+  bool OnTurn() override;
   void OnTick(absl::Time now) override;
   void OnHello(UcxPeerId peer, const HelloMessage& hello);
   absl::Status StartPull(UcxPeerId id,
                          Peer& peer,
                          const PullMessage& request,
                          std::span<const std::byte> payload);
-  void OnSent(UcxPeerId peer, uint64_t request_id, size_t bytes, const absl::Status& status);
+  void OnSent(const PullSender::Ready& sent, const absl::Status& status);
+  // All connections of the peer's session and group, itself first.
+  std::vector<UcxPeerId> GroupOf(UcxPeerId peer) const;
   void OnStage(UcxPeerId peer, SessionId session, const StageMessage& stage, UcxMessage& message);
   void SendEnd(UcxPeerId peer, uint64_t request_id, const absl::Status& status);
-
-  // On the gathering thread.
   void SendChunk(PullSender::Ready ready);
 
   const UcxServerOptions options_;
@@ -129,11 +126,14 @@ class UcxServer final : public UcxDataPlane, private UcxWorker::Handler {
   uint16_t port_ = 0;
   UcxServerStats stats_;
   StageArea staging_;
-  std::unique_ptr<PullSender> sender_;
 
   // Confined to the worker's thread.
+  std::optional<PullSender> sender_;
   std::unordered_map<UcxPeerId, Peer> peers_;
   absl::Time checked_at_ = absl::InfinitePast();
+  // Whose peers are to be told. shared: see PullSender::Ready.
+  std::vector<std::shared_ptr<PullSender::Progress>> failed_;
+  bool may_send_ = false;  // The sender is to be asked for messages.
 
   std::unique_ptr<UcxWorker> worker_;  // Null once stopped.
 };

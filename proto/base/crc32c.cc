@@ -6,6 +6,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/crc32c_paths.h"
+#include "proto/base/crc32c_polynomial.h"
 
 namespace crumb {
 namespace {
@@ -24,6 +25,21 @@ Path FastestPath() {
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed) {
   static const Path kPath = FastestPath();
   return kPath(bytes, seed);
+}
+
+Crc32cJoin::Crc32cJoin(size_t second_bytes) : zeros_(PowerOfX(0)) {
+  uint32_t power = PowerOfX(8);
+  for (size_t rest = second_bytes; rest > 0; rest >>= 1) {
+    if ((rest & 1) != 0) {
+      zeros_ = Times(zeros_, power);
+    }
+    power = Times(power, power);
+  }
+}
+
+uint32_t Crc32cJoin::operator()(uint32_t first, uint32_t second) const {
+  // The inversions before and after either checksum cancel out.
+  return Times(first, zeros_) ^ second;
 }
 
 uint32_t CopyWithCrc32c(std::span<const std::byte> source,

@@ -14,6 +14,18 @@ namespace crumb {
 // Crc32c(b, Crc32c(a)) is the checksum of a followed by b. Thread-safe.
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed = 0);
 
+// Joins the checksums of two parts that were computed apart: Crc32cJoin(b.size())(Crc32c(a),
+// Crc32c(b)) is the checksum of a followed by b. Making one costs about a microsecond, a call some
+// tens of nanoseconds. An immutable value; Thread-safe.
+class Crc32cJoin {
+ public:
+  explicit Crc32cJoin(size_t second_bytes);
+  uint32_t operator()(uint32_t first, uint32_t second) const;
+
+ private:
+  uint32_t zeros_;  // What appending second_bytes zeros multiplies by.
+};
+
 // Copies `source` to `target` in one pass over memory, and returns the checksum of what it wrote:
 // the source may be another process's to change meanwhile. Equal lengths; the two must not overlap.
 // The target is then in the cache; for one that is not read soon, StreamingCopyWithCrc32c.

@@ -6,7 +6,7 @@
 //   client -> daemon                                     daemon -> client
 //   kHello   proves the session of the connection        kEnd    OK, or why not
 //   kPull    wants pages under a lease                   kChunk  payload: a piece of the pull's
-//            payload: PullEntry x num_entries                    stream (pull_plan.h), in order
+//            payload: PullEntry x num_entries                    stream (pull_plan.h)
 //                                                        kEnd    only when the pull is refused or
 //                                                                broke off; its bytes are to be
 //                                                                forgotten
@@ -14,8 +14,10 @@
 //   kStage   payload: a piece of the pages of an open    kEnd    once all bytes are in place,
 //            publish                                             or why not
 //
-// A connection belongs to the session of its kHello; there is one. `request_id` is the client's
-// number for a request and is repeated in every answer to it. Whatever arrives is another process's
+// A connection belongs to the session of its kHello; there is one. A client may have several, of
+// one group: a pull's chunks come over any of them, whichever it was asked for on. `request_id` is
+// the client's number for a request, one of its own within the group, and is repeated in every
+// answer to it. Whatever arrives is another process's
 // word: Decode checks it against the bounds below before anyone reads a field.
 #pragma once
 
@@ -36,7 +38,7 @@
 namespace crumb {
 
 inline constexpr uint32_t kPullMagic = 0x50424d43;  // "CMBP"
-inline constexpr uint16_t kPullVersion = 2;
+inline constexpr uint16_t kPullVersion = 3;
 // Both encodings of each page of a prompt of 1,048,576 tokens.
 inline constexpr uint32_t kMaxPullEntries = 2 * (1u << 20) / kPageTokens;
 // Of a stream's gathered piece; a part of an image has at most 1.5 times as many. UCX gets no
@@ -63,6 +65,7 @@ struct HelloMessage {
   Preamble preamble;
   uint64_t session_id = 0;
   std::array<uint8_t, kSessionSecretBytes> session_secret{};
+  uint64_t group = 0;  // Of connections of this session; a random number.
 };
 
 struct PullMessage {
@@ -113,7 +116,7 @@ struct EndMessage {
 };
 
 static_assert(sizeof(Preamble) == 16);
-static_assert(sizeof(HelloMessage) == 40);
+static_assert(sizeof(HelloMessage) == 48);
 static_assert(sizeof(PullMessage) == 56);
 static_assert(sizeof(Geometry) == 16);
 static_assert(sizeof(PullEntry) == 16);

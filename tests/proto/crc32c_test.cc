@@ -137,5 +137,21 @@ TEST(Crc32cTest, CopyingCopiesAndChecks) {
   }
 }
 
+TEST(Crc32cTest, ChecksumsOfTwoPartsJoinToThatOfBoth) {
+  const std::vector<std::byte> bytes = Bytes(200000, 3);
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{4608}, size_t{163328}, bytes.size()}) {
+    for (const size_t first : {size_t{0}, size_t{1}, size / 3, size}) {
+      if (first > size) {
+        continue;
+      }
+      const std::span<const std::byte> whole = std::span(bytes).first(size);
+      const std::span<const std::byte> second = whole.subspan(first);
+      EXPECT_EQ(Crc32cJoin(second.size())(Crc32c(whole.first(first)), Crc32c(second)),
+                Crc32c(whole))
+          << first << " of " << size << " bytes";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace crumb

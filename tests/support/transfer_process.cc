@@ -164,6 +164,11 @@ TransferProcess::Stats TransferProcess::GetStats() {
 
 void TransferProcess::Signal(int signal) const {
   CRUMB_CHECK(kill(pid_, signal) == 0, "a signal to the daemon");
+  if (signal == SIGSTOP) {
+    siginfo_t info{};
+    CRUMB_CHECK(waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WEXITED | WNOWAIT) == 0,
+                "the daemon stops");
+  }
 }
 
 bool TransferProcess::IsRunning() const {

@@ -59,7 +59,8 @@ class TransferProcess {
   };
   Stats GetStats();
 
-  void Signal(int signal) const;  // SIGSTOP, SIGCONT, SIGKILL.
+  // SIGSTOP, after which it has stopped, SIGCONT, SIGKILL.
+  void Signal(int signal) const;
   bool IsRunning() const;
   uint16_t port() const { return port_; }
   const std::string& version() const { return version_; }

@@ -133,12 +133,12 @@ class UcxFaultsTest : public ::testing::TestWithParam<const char*> {
     daemon_->Ask(absl::StrCat("release ", session_.id.value(), " ", prefix.lease.value()));
     return status;
   }
-  // True when the daemon comes to hold no page and to have `peers` connections.
+  // True when the daemon comes to hold no page and to have at most `peers` connections.
   bool ComesToRest(uint64_t peers) {
     const absl::Time end = In(absl::Seconds(20));
     while (Clock::System().Now() < end) {
       const TransferProcess::Stats stats = daemon_->GetStats();
-      if (stats.held_pages == 0 && stats.peers == peers) {
+      if (stats.held_pages == 0 && stats.peers <= peers) {
         return true;
       }
     }
@@ -162,7 +162,7 @@ TEST_P(UcxFaultsTest, TwentyClientsKilledInAPullLeaveNothingBehind) {
     daemon_->Ask(absl::StrCat("end ", process.session()));
     ASSERT_TRUE(daemon_->IsRunning()) << "after client " << client;
   }
-  EXPECT_TRUE(ComesToRest(/*peers=*/1));
+  EXPECT_TRUE(ComesToRest(options_.num_links));
   const absl::Status status = Pull(absl::Seconds(20));
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -227,7 +227,8 @@ TEST_P(UcxFaultsTest, AClientStoppedBeyondItsLeaseNeverBelievesReusedMemory) {
     ASSERT_THAT(begun, StartsWith("first"));
     ++rounds;
     process.Signal(SIGSTOP);
-    ASSERT_TRUE(ComesToRest(/*peers=*/1) || ComesToRest(/*peers=*/2));
+    // A connection over which nothing was under way need not be closed.
+    ASSERT_TRUE(ComesToRest(2 * options_.num_links));
     daemon_->Ask("evict");
     daemon_->Ask(absl::StrCat("publish 2 ", kPages));
     process.Signal(SIGCONT);

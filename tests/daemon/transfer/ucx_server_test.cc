@@ -79,6 +79,35 @@ TEST_P(UcxServerTest, PulledPagesAreThePublishedOnes) {
   ExpectSoon(&TransferProcess::Stats::pulled, 5);
 }
 
+TEST_P(UcxServerTest, APullComesOverAsManyConnectionsAsThereAre) {
+  Start();
+  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
+  for (const uint32_t num_links : {1u, 2u, 5u}) {
+    options_.num_links = num_links;
+    transport_ = Connect(session_);
+    ExpectSoon(&TransferProcess::Stats::peers, num_links);
+    size_t wrong = 1;
+    const absl::Status status = Pull(prefix, &wrong);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(wrong, 0u) << num_links << " links";
+  }
+  options_.num_links = 0;
+  EXPECT_EQ(ConnectUcxWithOptions(options_, session_, Soon()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(UcxServerTest, TwoTransportsOfOneSessionDoNotTakeEachOthersBytes) {
+  Start();
+  const LeasedPrefix prefix = daemon_->Lookup(session_, 1, kPages);
+  const auto other = Connect(session_);
+  for (PageTransport* transport : {other.get(), transport_.get(), other.get()}) {
+    const auto source = transport->Open(prefix, Soon());
+    ASSERT_TRUE(source.ok()) << source.status();
+    EXPECT_TRUE((*source)->Validate().ok()) << (*source)->Validate();
+    EXPECT_EQ(CountWrongBlocks(**source, session_, prefix, 1), 0u);
+  }
+}
+
 // Of all TCP connections of this process.
 uint64_t BytesReceivedByTcp() {
   uint64_t bytes = 0;

@@ -38,9 +38,11 @@ TEST(PullMessageTest, EveryMessageComesBackAsItWasSent) {
   HelloMessage hello;
   hello.session_id = 5;
   hello.session_secret[15] = 0xab;
+  hello.group = 9;
   const auto decoded = DecodeMessage(WireBytes(hello));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(std::get<HelloMessage>(*decoded).session_secret, hello.session_secret);
+  EXPECT_EQ(std::get<HelloMessage>(*decoded).group, hello.group);
 
   const auto pull = DecodeMessage(WireBytes(GoodPull()));
   ASSERT_TRUE(pull.ok()) << pull.status();
@@ -61,7 +63,7 @@ TEST(PullMessageTest, EveryMessageComesBackAsItWasSent) {
 
 TEST(PullMessageTest, GoldenBytesOfAPull) {
   const std::vector<std::byte> bytes = Encoded(GoodPull());
-  const std::array<uint8_t, 56> golden = {'C', 'M', 'B', 'P', 2,  0, 2, 0, 7, 0, 0, 0, 0,   0,
+  const std::array<uint8_t, 56> golden = {'C', 'M', 'B', 'P', 3,  0, 2, 0, 7, 0, 0, 0, 0,   0,
                                           0,   0,   3,   0,   0,  0, 0, 0, 0, 0, 2, 0, 0,   0,
                                           0,   0,   16,  0,   36, 0, 0, 0, 8, 0, 0, 0, 128, 0,
                                           0,   0,   64,  0,   0,  0, 2, 0, 0, 0, 0, 0, 0,   0};
