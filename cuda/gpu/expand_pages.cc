@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/cuda/expand_pages.h"
 
-#include "absl/strings/str_cat.h"
-
 #include "cuda/gpu/cuda_status.h"
 #include "cuda/gpu/launch_gpu.h"
 #include "cuda/gpu/take_word.h"
 #include "cuda/launch/expand_pages.h"
+#include "cuda/reference/expand_problem.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -25,12 +24,7 @@ absl::Status ExpandPages(const ExpandPagesParams& params, GpuStream stream) {
 absl::Status TakeExpandPagesProblem(const ExpandPagesParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateExpandPages(params));
   CRUMB_ASSIGN_OR_RETURN(const uint64_t rows, gpu::TakeWord(params.rows_left_out, stream));
-  if (rows == 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "expansion left out ", rows, " rows of K and V whose entry of the block table is not one of ",
-      "the cache's ", params.num_blocks, " blocks: give it a table of all positions written"));
+  return gpu::CheckRowsLeftOut(params, rows);
 }
 
 }  // namespace crumb

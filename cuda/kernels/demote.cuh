@@ -75,19 +75,27 @@ class DemoteBlock {
       return;
     }
     DemoteUnit unit(line_, begin);
-    LoadUnit(unit, 0);
+    FindRows(unit);
+    FindNextPage(unit);
+    LoadUnit(0);
     TakeHead(unit);
     for (uint32_t index = begin; index < end; ++index) {
       DemoteUnit next = unit;
       const bool same_head = next.Advance(line_);
+      if (same_head) {
+        source_ = next_source_;
+      } else {
+        FindRows(next);
+      }
       RowPairs<kDim> rows;
       WaitForCopies<0>();
       rotation_.TakeRows(shared_.tiles, shared_.rotation, params_.rows_are_rotated, index - begin,
                          warp_, lane_, rows, [&](uint32_t tile) {
                            if (index + 1 < end) {
-                             LoadUnit(next, tile);
+                             LoadUnit(tile);
                            }
                          });
+      FindNextPage(next);  // Early, but not before products, which would wait for it.
       Round(unit, rows, shared_.parts[index % 2]);
       unit = next;
       if (!same_head && index + 1 < end) {
@@ -100,11 +108,27 @@ class DemoteBlock {
   // What it reads of a record lies where any codec has it.
   __device__ static constexpr HeadRecord Layout() { return {kDim, false, false}; }
 
-  __device__ __forceinline__ void LoadUnit(const DemoteUnit& unit, uint32_t tile) {
-    constexpr int kRows = int{kPageTokens} / kWarps;
-    const size_t stride = unit.rows(params_).token_stride;
-    LoadRowsAsync<kDim, kRows>(shared_.tiles[tile] + warp_ * kRows * int{PageTile<kDim>::kStride},
-                               unit.first_row(params_) + warp_ * kRows * stride, stride, lane_);
+  static constexpr int kRowsOfLoad = int{kPageTokens} / kWarps;  // A warp's.
+
+  // Where units have their rows, from this one on.
+  __device__ __forceinline__ void FindRows(const DemoteUnit& unit) {
+    const DeviceRows& rows = unit.rows(params_);
+    sources_ = rows.pages;
+    source_ = sources_[unit.page];
+    token_stride_ = rows.token_stride;
+    source_offset_ = unit.FirstRowOffset(rows) + warp_ * kRowsOfLoad * rows.token_stride;
+  }
+  // The page of the unit after this one, if it is of the same head.
+  __device__ __forceinline__ void FindNextPage(const DemoteUnit& unit) {
+    next_source_ = sources_[min(unit.page + 1, line_.num_pages - 1)];
+  }
+  __device__ __forceinline__ void LoadUnit(uint32_t tile) {
+    std::byte* to = shared_.tiles[tile] + warp_ * kRowsOfLoad * int{PageTile<kDim>::kStride};
+    if (source_ != nullptr) {
+      LoadRowsAsync<kDim, kRowsOfLoad>(to, source_ + source_offset_, token_stride_, lane_);
+    } else {
+      FillWithNan<kDim, kRowsOfLoad>(to, lane_);
+    }
     CommitCopies();
   }
 
@@ -112,6 +136,7 @@ class DemoteBlock {
   // the one before.
   __device__ __forceinline__ void TakeHead(const DemoteUnit& unit) {
     const std::byte* record = unit.record(params_);
+    block_offset_ = unit.BlockOffset(params_.int2);
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record + Layout().scalars());
     clip_from_top_ = static_cast<int>(scalars->clip_from_top[unit.is_value ? 1 : 0]);
     if (!params_.rows_are_rotated) {
@@ -123,6 +148,7 @@ class DemoteBlock {
                                         const RowPairs<kDim>& rows,
                                         DemotedPart<kDim>& part) {
     constexpr Int2HeadBlock kFormat{kDim, kDim};
+    std::byte* const target = unit.target(params_);  // Read early, as that takes a while.
     bool is_bad = false;
     KeyWords<kDim> keys;
     if (kWarps == kRoundingWarps || warp_ < kRoundingWarps) {
@@ -135,13 +161,17 @@ class DemoteBlock {
       }
       if (!nearest.is_finite) {
         is_bad = true;
-        unit.Report(params_, NearestRows::TokenOf(warp_, lane_));
+        unit.Refuse(params_, NearestRows::TokenOf(warp_, lane_));
       }
     }
     if (__syncthreads_or(is_bad ? 1 : 0) != 0) {
       return;
     }
-    std::byte* block = unit.block(params_);
+    if (target == nullptr) {
+      unit.ReportNullPage(params_);
+      return;
+    }
+    std::byte* block = target + block_offset_;
     if (unit.is_value) {
       part.template StoreValues<kThreads>(block);
     } else {
@@ -166,6 +196,12 @@ class DemoteBlock {
   Shared& shared_;
   const int warp_;
   const int lane_;
+  const std::byte* const* sources_ = nullptr;
+  const std::byte* source_ = nullptr;  // The page of the unit to be loaded.
+  const std::byte* next_source_ = nullptr;
+  size_t token_stride_ = 0;
+  size_t source_offset_ = 0;  // Of the warp's first row in a page.
+  size_t block_offset_ = 0;   // Of the head block in a page.
   int clip_from_top_ = 0;
   Rotation rotation_;
 };
@@ -177,7 +213,7 @@ __global__ __launch_bounds__(32 * Rotation::kWarps, Rotation::kBlocks) void Demo
   auto& shared = *reinterpret_cast<DemoteShared<kDim, Rotation>*>(memory);
   const uint32_t num_units = line.num_units(params.num_layers);
   DemoteBlock<kDim, Rotation, kByDeviation>(params, line, shared)
-      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
+      .Run(FirstUnitOf(line, num_units, blockIdx.x), FirstUnitOf(line, num_units, blockIdx.x + 1));
   if (line.parts == PageParts::kValues) {
     WaitForEarlierWork();  // The keys' launch: what comes after this one comes after that too.
   }

@@ -166,7 +166,7 @@ class DemoteAwareBlock {
   __device__ __forceinline__ bool IsThere(const DemoteUnit& page) const {
     return page.page < params_.num_pages;
   }
-  // Null: the page is not there.
+  // Null: the page is not there, or its table has none.
   __device__ __forceinline__ void FindSources(const DemoteUnit& unit,
                                               const std::byte* (&sources)[kAwarePages]) const {
 #pragma unroll
@@ -178,7 +178,8 @@ class DemoteAwareBlock {
   // The warp's first row of a page.
   __device__ __forceinline__ const std::byte* FirstRow(const DemoteUnit& unit,
                                                        const std::byte* source) const {
-    return unit.FirstRow(params_, source) + kRowsOfWarp * warp_ * params_.keys.token_stride;
+    const DeviceRows& rows = unit.rows(params_);
+    return source + unit.FirstRowOffset(rows) + kRowsOfWarp * warp_ * rows.token_stride;
   }
 
   __device__ __forceinline__ void LoadRows(const DemoteUnit& unit,
@@ -189,10 +190,12 @@ class DemoteAwareBlock {
     }
 #pragma unroll
     for (int i = 0; i < kAwarePages; ++i) {
+      std::byte* rows = to + i * kRowsOfWarp * int{Tile::kStride};
       if (sources[i] != nullptr) {
-        LoadRowsAsync<kDim, kRowsOfWarp>(to + i * kRowsOfWarp * int{Tile::kStride},
-                                         FirstRow(unit, sources[i]), params_.keys.token_stride,
-                                         lane_);
+        LoadRowsAsync<kDim, kRowsOfWarp>(rows, FirstRow(unit, sources[i]),
+                                         params_.keys.token_stride, lane_);
+      } else {
+        FillWithNan<kDim, kRowsOfWarp>(rows, lane_);
       }
     }
     CommitCopies();
@@ -308,17 +311,28 @@ class DemoteAwareBlock {
       const auto bad_rows = [&](int warp) {
         return group_.bad_rows[turn_][warp] >> (i * kRowsOfWarp) & 0xffffu;
       };
-      if ((bad_rows(0) | bad_rows(1) | bad_rows(2) | bad_rows(3)) != 0) {
-        if (bad_rows(warp_) != 0 && lane_ == 0) {
-          page.Report(params_, kRowsOfWarp * warp_ + __ffs(static_cast<int>(bad_rows(warp_))) - 1);
-        }
+      std::byte* target = page.target(params_);
+      if (target == nullptr || (bad_rows(0) | bad_rows(1) | bad_rows(2) | bad_rows(3)) != 0) {
+        Refuse(page, bad_rows(warp_));
         continue;
       }
-      std::byte* block = page.block(params_);
+      std::byte* block = target + page.BlockOffset(params_.int2);
       StoreKeyWords<kDim>(words[i], block + kFormat.key_codes_offset(), warp_, lane_);
       if (warp_ == i) {
         StoreMeta(group_.meta[turn_][i], block + kFormat.key_meta_offset(), lane_);
       }
+    }
+  }
+
+  // `bad_rows` of the warp's sixteen.
+  __device__ __forceinline__ void Refuse(const DemoteUnit& page, uint32_t bad_rows) const {
+    if (lane_ != 0) {
+      return;
+    }
+    if (page.target(params_) == nullptr) {
+      page.ReportNullPage(params_);
+    } else if (bad_rows != 0) {
+      page.Refuse(params_, kRowsOfWarp * warp_ + __ffs(static_cast<int>(bad_rows)) - 1);
     }
   }
 
@@ -344,7 +358,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kBlocks) void DemoteAwareKe
   extern __shared__ __align__(128) std::byte memory[];
   const uint32_t num_units = line.num_units(params.num_layers);
   Block(params, line, *reinterpret_cast<typename Block::Shared*>(memory))
-      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
+      .Run(FirstUnitOf(line, num_units, blockIdx.x), FirstUnitOf(line, num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

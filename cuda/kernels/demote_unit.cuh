@@ -8,6 +8,7 @@
 
 #include "crumb/cuda/demote_pages.h"
 #include "cuda/kernels/page_unit.cuh"
+#include "cuda/launch/demote_finding.h"
 #include "proto/page/page_format.h"
 
 namespace crumb::gpu {
@@ -19,37 +20,48 @@ class DemoteUnit : public PageUnit {
   __device__ __forceinline__ const DeviceRows& rows(const DemotePagesParams& params) const {
     return is_value ? params.values : params.keys;
   }
-  __device__ __forceinline__ const std::byte* first_row(const DemotePagesParams& params) const {
-    return FirstRow(params, source(params));
-  }
-  // The head block that it becomes a part of.
-  __device__ __forceinline__ std::byte* block(const DemotePagesParams& params) const {
-    const DeviceBlocks& to = params.int2;
-    return to.pages[page] + to.offset + layer * to.layer_stride + head * to.head_stride;
-  }
-  // The first row in two steps, for callers that read the table long before they use it.
+  // The pages that its rows are in and that it becomes a part of; null where the tables have none.
   __device__ __forceinline__ const std::byte* source(const DemotePagesParams& params) const {
     return rows(params).pages[page];
   }
-  __device__ __forceinline__ const std::byte* FirstRow(const DemotePagesParams& params,
-                                                       const std::byte* source) const {
-    const DeviceRows& from = rows(params);
-    return source + from.offset + layer * from.layer_stride + head * from.head_stride;
+  __device__ __forceinline__ std::byte* target(const DemotePagesParams& params) const {
+    return params.int2.pages[page];
+  }
+  // Where in them its first row and its head block are.
+  __device__ __forceinline__ size_t FirstRowOffset(const DeviceRows& from) const {
+    return from.offset + layer * from.layer_stride + head * from.head_stride;
+  }
+  __device__ __forceinline__ size_t BlockOffset(const DeviceBlocks& to) const {
+    return to.offset + layer * to.layer_stride + head * to.head_stride;
   }
   __device__ __forceinline__ const std::byte* record(const DemotePagesParams& params) const {
     return PageUnit::record(params.heads, params.first_layer, params.first_head);
   }
 
-  // A row that is not finite. Positions count as a reader would look: pages, layers, heads, K
-  // before V, tokens. The finding is the largest of complements: zero is none, and the first wins.
-  __device__ __forceinline__ void Report(const DemotePagesParams& params, int token) const {
+  // A row that is not finite, or whose page is null.
+  __device__ __forceinline__ void Refuse(const DemotePagesParams& params, int token) const {
+    if (source(params) == nullptr) {
+      ReportNullPage(params);
+      return;
+    }
     const uint64_t part =
         ((uint64_t{page} * params.num_layers + layer) * params.num_heads + head) * 2;
-    const uint64_t position =
-        (part + (is_value ? 1 : 0)) * kPageTokens + static_cast<uint32_t>(token);
+    Leave(params, NonFiniteRowFinding((part + (is_value ? 1 : 0)) * kPageTokens +
+                                      static_cast<uint32_t>(token)));
+  }
+  // One of its pages is null.
+  __device__ __forceinline__ void ReportNullPage(const DemotePagesParams& params) const {
+    const DemoteTable table = source(params) != nullptr ? DemoteTable::kInt2
+                              : is_value                ? DemoteTable::kValues
+                                                        : DemoteTable::kKeys;
+    Leave(params, NullPageFinding(page, table));
+  }
+
+ private:
+  __device__ __forceinline__ void Leave(const DemotePagesParams& params, uint64_t what) const {
     uint64_t* finding = params.finding + (params.has_finding_per_page ? page : 0);
     atomicMax(reinterpret_cast<unsigned long long*>(finding),
-              static_cast<unsigned long long>(~position));
+              static_cast<unsigned long long>(what));
   }
 };
 

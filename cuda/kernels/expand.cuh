@@ -18,9 +18,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "crumb/cuda/expand_pages.h"
+#include "cuda/kernels/expand_unit.cuh"
 #include "cuda/kernels/page_rows.cuh"
-#include "cuda/kernels/page_unit.cuh"
 #include "cuda/kernels/unpack_codes.cuh"
 
 namespace crumb::gpu {
@@ -33,9 +32,7 @@ inline constexpr int kExpandBlocks = kSpace == ExpandSpace::kModel ? (kDim == 25
 
 template <int kDim, ExpandSpace kSpace>
 struct ExpandShared {
-  static constexpr Int2HeadBlock kFormat{kDim, kDim};
-  static constexpr uint32_t kCodesBytes = static_cast<uint32_t>(kFormat.key_codes_bytes());
-  static constexpr uint32_t kPartBytes = kCodesBytes + static_cast<uint32_t>(kFormat.meta_bytes());
+  using Transit = ExpandTransit<kDim>;
   static constexpr uint32_t kCodeStride = kDim + 16;  // Of a row of codes, one a byte.
 
   // Model space: codes [token, channel].
@@ -47,105 +44,10 @@ struct ExpandShared {
     uint2 levels[kPageTokens];
   };
 
-  alignas(16) std::byte parts[2][kPartBytes];  // As loaded: codes, then meta.
+  Transit transit;
   std::conditional_t<kSpace == ExpandSpace::kModel, Codes, Levels> unpacked;
   alignas(16) std::byte rows[PageTile<kDim>::kBytes];
-  std::byte* targets[kPageTokens];  // Of the rows; null: not to be written.
 };
-
-// Division by a number that stays the same.
-class Divider {
- public:
-  __device__ __forceinline__ explicit Divider(uint32_t by) : by_(by), inverse_(0xffffffffu / by) {}
-  __device__ __forceinline__ uint32_t Quotient(uint32_t x) const {
-    const uint32_t about = __umulhi(x, inverse_);  // One too few at times.
-    return about + (x - about * by_ >= by_ ? 1 : 0);
-  }
-
- private:
-  uint32_t by_;
-  uint32_t inverse_;
-};
-
-// What the tables say of a row's target; they are read long before it is used, as that takes a
-// while.
-struct RowPlace {
-  std::byte* layer;  // Null: the row goes nowhere.
-  uint32_t position;
-  uint32_t index;  // Of its block in the table.
-  int32_t block;
-};
-
-// Where a unit's codes come from and its rows go to.
-class ExpandUnit : public PageUnit {
- public:
-  using PageUnit::PageUnit;
-
-  // Its page; read early, likewise.
-  __device__ __forceinline__ const std::byte* source(const ExpandPagesParams& params) const {
-    return params.int2.pages[page];
-  }
-  __device__ __forceinline__ const std::byte* Block(const ExpandPagesParams& params,
-                                                    const std::byte* source) const {
-    return source + params.int2.offset + layer * params.int2.layer_stride +
-           head * params.int2.head_stride;
-  }
-  __device__ __forceinline__ const std::byte* record(const ExpandPagesParams& params) const {
-    return PageUnit::record(params.heads, params.first_layer, params.first_head);
-  }
-  __device__ __forceinline__ RowPlace PlaceOf(const ExpandPagesParams& params,
-                                              const Divider& by_block_tokens,
-                                              uint32_t row) const {
-    const uint32_t token = page * kPageTokens + row;
-    if (token >= params.num_tokens) {
-      return {};
-    }
-    RowPlace place;
-    place.layer = Rows(params).layers[layer];
-    place.position = params.first_position + token;
-    place.index = by_block_tokens.Quotient(place.position);
-    place.block = params.block_table[place.index];
-    return place;
-  }
-  // Null: nowhere, and counted if its block is not there.
-  __device__ __forceinline__ std::byte* TargetOf(const ExpandPagesParams& params,
-                                                 const RowPlace& place) const {
-    if (place.layer == nullptr) {
-      return nullptr;
-    }
-    if (place.block < 0 || static_cast<uint32_t>(place.block) >= params.num_blocks) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(params.rows_left_out), 1ull);
-      return nullptr;
-    }
-    const DevicePagedRows& to = Rows(params);
-    return place.layer + to.offset + static_cast<size_t>(place.block) * to.block_stride +
-           (place.position - place.index * params.block_tokens) * to.token_stride +
-           head * to.head_stride;
-  }
-
- private:
-  __device__ __forceinline__ const DevicePagedRows& Rows(const ExpandPagesParams& params) const {
-    return is_value ? params.values : params.keys;
-  }
-};
-
-// Starts to copy a unit's codes and meta, of head block `block`, to `to`.
-template <int kDim, int kThreads>
-__device__ __forceinline__ void LoadPartAsync(std::byte* to,
-                                              const std::byte* block,
-                                              bool is_value) {
-  constexpr Int2HeadBlock kFormat{kDim, kDim};
-  constexpr int kCodeChunks = static_cast<int>(kFormat.key_codes_bytes() / 16);
-  constexpr int kChunks = kCodeChunks + static_cast<int>(kFormat.meta_bytes() / 16);
-  const std::byte* codes =
-      block + (is_value ? kFormat.value_codes_offset() : kFormat.key_codes_offset());
-  const std::byte* meta =
-      block + (is_value ? kFormat.value_meta_offset() : kFormat.key_meta_offset());
-  for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += kThreads) {
-    CopyAsync16(to + i * 16, i < kCodeChunks ? codes + i * 16 : meta + (i - kCodeChunks) * 16);
-  }
-  CommitCopies();
-}
 
 // Scale and minimum of a token.
 __device__ __forceinline__ float2 MetaOf(const std::byte* meta, int token) {
@@ -198,55 +100,13 @@ class ExpandBlock {
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void Run(uint32_t begin, uint32_t end) {
-    if (begin == end) {
-      return;
-    }
-    const Divider by_block_tokens(params_.block_tokens);
-    const auto place_of = [&](const ExpandUnit& unit) {
-      return threadIdx.x < kPageTokens ? unit.PlaceOf(params_, by_block_tokens, threadIdx.x)
-                                       : RowPlace{};
-    };
-    ExpandUnit unit(line_, begin);
-    LoadPartAsync<kDim, kThreads>(shared_.parts[0], unit.Block(params_, unit.source(params_)),
-                                  unit.is_value);
-    RowPlace place = place_of(unit);
-    ExpandUnit next = unit;
-    bool same_head = false;
-    bool next_has_same_head = next.Advance(line_);
-    const std::byte* source = next.source(params_);
-    for (uint32_t index = begin; index < end; ++index) {
-      if (!same_head) {
-        TakeHead(unit);
-      }
-      WaitForCopies<0>();
-      __syncthreads();
-      const std::byte* part = shared_.parts[(index - begin) % 2];
-      if (index + 1 < end) {
-        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2],
-                                      next.Block(params_, source), next.is_value);
-      }
-      if (threadIdx.x < kPageTokens) {
-        shared_.targets[threadIdx.x] = unit.TargetOf(params_, place);
-      }
-      if (index + 1 < end) {
-        place = place_of(next);
-      }
-      if constexpr (kRotatesBack) {
-        Unpack(part, unit.is_value);
-        __syncthreads();
-        RotateBack(part + Shared::kCodesBytes);
-      } else {
-        FindLevels(part + Shared::kCodesBytes);
-        __syncthreads();
-        Unpack(part, unit.is_value);
-      }
-      __syncthreads();
-      StoreRows();
-      unit = next;
-      same_head = next_has_same_head;
-      next_has_same_head = next.Advance(line_);
-      source = next.source(params_);
-    }
+    WalkUnits<kDim, kThreads>(
+        params_, line_, begin, end, threadIdx.x, shared_.transit,
+        [&](const ExpandUnit& unit) { TakeHead(unit); },
+        [&](bool is_value, const std::byte* part, auto&& look_ahead) {
+          look_ahead();
+          Expand(part, is_value);
+        });
   }
 
  private:
@@ -260,6 +120,21 @@ class ExpandBlock {
       sums_ = reinterpret_cast<const float*>(record + layout.row_sums(unit.is_value));
       mean_ = reinterpret_cast<const float*>(record + layout.mean(unit.is_value));
     }
+  }
+
+  __device__ __forceinline__ void Expand(const std::byte* part, bool is_value) {
+    const std::byte* meta = part + Shared::Transit::kCodesBytes;
+    if constexpr (kRotatesBack) {
+      Unpack(part, is_value);
+      __syncthreads();
+      RotateBack(meta);
+    } else {
+      FindLevels(meta);
+      __syncthreads();
+      Unpack(part, is_value);
+    }
+    __syncthreads();
+    StoreRows();
   }
 
   // As stored, to rows; else codes to a byte each.
@@ -346,7 +221,7 @@ class ExpandBlock {
     for (int i = static_cast<int>(threadIdx.x); i < int{kPageTokens} * kChunks; i += kThreads) {
       const int row = i / kChunks;
       const int chunk = i % kChunks;
-      std::byte* target = shared_.targets[row];
+      std::byte* target = shared_.transit.targets[row];
       if (target != nullptr) {
         __stcs(reinterpret_cast<uint4*>(target + chunk * 16),
                *reinterpret_cast<const uint4*>(shared_.rows + row * Tile::kStride + chunk * 16));
@@ -373,7 +248,7 @@ __launch_bounds__(32 * kExpandWarps<kDim>, (kExpandBlocks<kDim, kSpace>)) void E
   auto& shared = *reinterpret_cast<ExpandShared<kDim, kSpace>*>(memory);
   const uint32_t num_units = line.num_units(params.num_layers);
   ExpandBlock<kDim, kSpace>(params, line, shared)
-      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
+      .Run(FirstUnitOf(line, num_units, blockIdx.x), FirstUnitOf(line, num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

@@ -7,6 +7,10 @@
 // but for shifts and masks; V's codes are transposed through shared memory. Both digits of the
 // matrix are operands B there, as long as the head stays the same; sums of the upper ones are
 // shifted and the lower ones added, in the same registers.
+//
+// From there rows go straight to their targets. A product leaves a lane columns 8 n + 2 t and
+// 8 n + 2 t + 1; so that it has eight neighbouring elements of a row, 16 bytes, columns of the
+// matrix are laid in another order: element 32 j + 8 t + 2 b + i is column 8 (4 j + b) + 2 t + i.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +24,15 @@ inline constexpr uint32_t kExpandBackBlocks = 4;  // Of a multiprocessor.
 
 template <int kDim>
 struct ExpandBackShared {
-  static constexpr Int2HeadBlock kFormat{kDim, kDim};
-  static constexpr uint32_t kCodesBytes = static_cast<uint32_t>(kFormat.key_codes_bytes());
-  static constexpr uint32_t kPartBytes = kCodesBytes + static_cast<uint32_t>(kFormat.meta_bytes());
+  using Transit = ExpandTransit<kDim>;
   static constexpr int kCodeStride = kDim + 16;  // Of a row of V's codes, one a byte.
-  static constexpr int kRowsOfWarpBytes = kRowsOfWarp * static_cast<int>(PageTile<kDim>::kStride);
 
   alignas(128) std::byte digits[2][kDim * kDim];  // In cores of 16 k x 8 columns, upper ones first.
-  alignas(16) std::byte parts[2][kPartBytes];     // As loaded: codes, then meta.
-  // Each warp's rows; before them, in the same place, their codes.
-  alignas(16) std::byte rows[PageTile<kDim>::kBytes];
-  // Of two channels. Vectors of 16 bytes that lanes share would be read four times as slowly.
+  Transit transit;
+  alignas(16) std::byte value_codes[kPageTokens * kCodeStride];
+  // Of two columns. Vectors of 16 bytes that lanes share would be read four times as slowly.
   float2 row_sums[kDim / 2];
   float2 means[kDim / 2];
-  std::byte* targets[kPageTokens];
 };
 
 template <int kDim>
@@ -42,7 +41,6 @@ class ExpandBackBlock {
   static constexpr int kThreads = 128;
   static constexpr int kSteps = kDim / 32;
   using Shared = ExpandBackShared<kDim>;
-  using Tile = PageTile<kDim>;
 
   __device__ __forceinline__ ExpandBackBlock(const ExpandPagesParams& params,
                                              const UnitLine& line,
@@ -51,88 +49,68 @@ class ExpandBackBlock {
         line_(line),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        rows_(shared.rows + warp_ * Shared::kRowsOfWarpBytes) {}
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void Run(uint32_t begin, uint32_t end) {
-    if (begin == end) {
-      return;
-    }
-    const Divider by_block_tokens(params_.block_tokens);
-    const auto place_of = [&](const ExpandUnit& unit) {
-      return lane_ < kRowsOfWarp ? unit.PlaceOf(params_, by_block_tokens,
-                                                static_cast<uint32_t>(kRowsOfWarp * warp_ + lane_))
-                                 : RowPlace{};
-    };
-    ExpandUnit unit(line_, begin);
-    LoadPartAsync<kDim, kThreads>(shared_.parts[0], unit.Block(params_, unit.source(params_)),
-                                  unit.is_value);
-    RowPlace place = place_of(unit);
-    ExpandUnit next = unit;
-    bool same_head = false;
-    bool next_has_same_head = next.Advance(line_);
-    const std::byte* source = next.source(params_);
-    for (uint32_t index = begin; index < end; ++index) {
-      if (!same_head) {
-        TakeHead(unit);
-      }
-      WaitForCopies<0>();
-      __syncthreads();
-      const std::byte* part = shared_.parts[(index - begin) % 2];
-      if (index + 1 < end) {
-        LoadPartAsync<kDim, kThreads>(shared_.parts[(index + 1 - begin) % 2],
-                                      next.Block(params_, source), next.is_value);
-      }
-      if (lane_ < kRowsOfWarp) {
-        shared_.targets[kRowsOfWarp * warp_ + lane_] = unit.TargetOf(params_, place);
-      }
-      if (index + 1 < end) {
-        place = place_of(next);
-      }
-      uint32_t codes[kSteps][4];
-      if (unit.is_value) {
-        LoadValues(part, codes);
-      } else {
-        LoadKeys(part, codes);
-      }
-      RotateBack(codes, part + Shared::kCodesBytes);
-      __syncwarp();
-      StoreRows();
-      unit = next;
-      same_head = next_has_same_head;
-      next_has_same_head = next.Advance(line_);
-      source = next.source(params_);
-    }
+    const int row = lane_ < kRowsOfWarp ? kRowsOfWarp * warp_ + lane_ : int{kPageTokens};
+    WalkUnits<kDim, kThreads>(
+        params_, line_, begin, end, static_cast<uint32_t>(row), shared_.transit,
+        [&](const ExpandUnit& unit) { TakeHead(unit); },
+        [&](bool is_value, const std::byte* part, auto&& look_ahead) {
+          Expand(part, is_value, look_ahead);
+        });
   }
 
  private:
   // All warps have multiplied by the matrix of the head before.
   __device__ __forceinline__ void TakeHead(const ExpandUnit& unit) {
     __syncthreads();
+    const int thread = ThreadAnew();
     const HeadRecord layout{kDim, params_.heads.is_aware, params_.heads.is_tilted};
     const std::byte* record = unit.record(params_);
-    // An operand's two words of a lane are of two cores.
+    // A lane's two words of an operand are of two cores. Vectors are of two lanes: of a tile, 4 j +
+    // t in the order of elements, vector i has element 2 b + i % 4 / 2, b = i % 16 / 4.
 #pragma unroll 1
     for (int digit = 0; digit < 2; ++digit) {
       const auto* from = reinterpret_cast<const uint4*>(
           record + layout.rotation(unit.is_value, digit == 0 ? kUnrotateUpper : kUnrotateLower));
 #pragma unroll 4
-      for (int i = static_cast<int>(threadIdx.x); i < kDim * kDim / 16; i += kThreads) {
+      for (int i = thread; i < kDim * kDim / 16; i += kThreads) {
         const uint4 lanes = from[i];
-        std::byte* cores = shared_.digits[digit] + i / 16 * 256 + i % 16 * 8;
+        const int tile = i / (16 * kSteps);
+        const int column = (tile / 4 * 4 + i % 16 / 4) * 8 + tile % 4 * 2 + i % 4 / 2;
+        std::byte* cores = shared_.digits[digit] + (column / 8 * kSteps + i / 16 % kSteps) * 256 +
+                           column % 8 * 16 + i % 2 * 8;
         *reinterpret_cast<uint2*>(cores) = make_uint2(lanes.x, lanes.z);
         *reinterpret_cast<uint2*>(cores + 128) = make_uint2(lanes.y, lanes.w);
       }
     }
     const auto* sums = reinterpret_cast<const float2*>(record + layout.row_sums(unit.is_value));
     const auto* means = reinterpret_cast<const float2*>(record + layout.mean(unit.is_value));
-    for (int i = static_cast<int>(threadIdx.x); i < kDim / 2; i += kThreads) {
-      shared_.row_sums[i] = sums[i];
-      shared_.means[i] = means[i];
+    for (int i = thread; i < kDim / 2; i += kThreads) {
+      const int column = i / 16 * 16 + i % 4 * 4 + i % 16 / 4;
+      shared_.row_sums[column] = sums[i];
+      shared_.means[column] = means[i];
     }
     const auto* scalars = reinterpret_cast<const HeadScalars*>(record + layout.scalars());
     unit_ = scalars->digit_unit[unit.is_value ? 1 : 0];
     AsyncProxyFence();  // The barrier is that before the unit.
+  }
+
+  template <typename LookAhead>
+  __device__ __forceinline__ void Expand(const std::byte* part,
+                                         bool is_value,
+                                         LookAhead&& look_ahead) {
+    uint32_t codes[kSteps][4];
+    if (is_value) {
+      LoadValues(part, codes);
+    } else {
+      LoadKeys(part, codes);
+    }
+    int sums[kDim / 2];
+    RotateBack(codes, sums);
+    look_ahead();  // Products would wait for what is on its way to registers.
+    StoreRows(sums, part + Shared::Transit::kCodesBytes);
   }
 
   __device__ __forceinline__ void LoadKeys(const std::byte* part, uint32_t (&codes)[kSteps][4]) {
@@ -167,19 +145,19 @@ class ExpandBackBlock {
     if (kDim == 128 || warp_ < kDim / 32) {
       UnpackValueWords(reinterpret_cast<const uint32_t*>(part), 8 * index + lane_ % 8,
                        [&](int token, int channel, uint32_t word) {
-                         std::byte* row = shared_.rows +
-                                          token / kRowsOfWarp * Shared::kRowsOfWarpBytes +
-                                          token % kRowsOfWarp * Shared::kCodeStride;
-                         *reinterpret_cast<uint32_t*>(row + channel) = word & 0x03030303u;
+                         *reinterpret_cast<uint32_t*>(shared_.value_codes +
+                                                      token * Shared::kCodeStride + channel) =
+                             word & 0x03030303u;
                        });
     }
     __syncthreads();
-    const std::byte* operand = OperandRow(rows_, Shared::kCodeStride, lane_);
+    const std::byte* operand =
+        OperandRow(shared_.value_codes + kRowsOfWarp * warp_ * Shared::kCodeStride,
+                   Shared::kCodeStride, lane_);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       LoadMatrices(codes[k], operand + k * 32);
     }
-    __syncwarp();  // Rows may take their place.
   }
 
   __device__ __forceinline__ void Multiply(int (&sums)[kDim / 2],
@@ -200,44 +178,53 @@ class ExpandBackBlock {
   }
 
   __device__ __forceinline__ void RotateBack(const uint32_t (&codes)[kSteps][4],
-                                             const std::byte* meta) {
-    int sums[kDim / 2];
+                                             int (&sums)[kDim / 2]) {
     Multiply(sums, codes, shared_.digits[0], 0);
 #pragma unroll
     for (int& sum : sums) {
       sum *= 256;
     }
     Multiply(sums, codes, shared_.digits[1], 1);
-    const int g = lane_ / 4;
-    const int t = lane_ % 4;
-    const float2 row[2] = {MetaOf(meta, kRowsOfWarp * warp_ + g),
-                           MetaOf(meta, kRowsOfWarp * warp_ + 8 + g)};
-    const float scale[2] = {row[0].x * unit_, row[1].x * unit_};
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      const float2 row_sum = shared_.row_sums[4 * n + t];
-      const float2 mean = shared_.means[4 * n + t];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto value = [&](int i, float sum, float center) {
-          return fmaf(static_cast<float>(sums[4 * n + 2 * half + i]), scale[half],
-                      fmaf(row[half].y, sum, center));
-        };
-        *reinterpret_cast<uint32_t*>(rows_ + (8 * half + g) * int{Tile::kStride} + n * 16 + t * 4) =
-            PackBf16(value(0, row_sum.x, mean.x), value(1, row_sum.y, mean.y));
-      }
-    }
   }
 
-  __device__ __forceinline__ void StoreRows() {
-    constexpr int kChunks = Tile::kRowBytes / 16;
+  __device__ __forceinline__ void StoreRows(const int (&sums)[kDim / 2], const std::byte* meta) {
+    const int t = lane_ % 4;
+    float scale[2];
+    float min[2];
+    std::byte* target[2];
+    __syncwarp();  // Targets are there.
 #pragma unroll
-    for (int i = lane_; i < kRowsOfWarp * kChunks; i += 32) {
-      std::byte* target = shared_.targets[kRowsOfWarp * warp_ + i / kChunks];
-      if (target != nullptr) {
-        __stcs(reinterpret_cast<uint4*>(target + i % kChunks * 16),
-               *reinterpret_cast<const uint4*>(rows_ + i / kChunks * int{Tile::kStride} +
-                                               i % kChunks * 16));
+    for (int half = 0; half < 2; ++half) {
+      const int token = kRowsOfWarp * warp_ + 8 * half + lane_ / 4;
+      const float2 of_row = MetaOf(meta, token);
+      scale[half] = of_row.x * unit_;
+      min[half] = of_row.y;
+      target[half] = shared_.transit.targets[token];
+      target[half] = target[half] == nullptr ? nullptr : target[half] + t * 16;
+    }
+#pragma unroll
+    for (int j = 0; j < kDim / 32; ++j) {
+      uint32_t words[2][4];
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const int n = 4 * j + b;
+        const float2 row_sum = shared_.row_sums[4 * n + t];
+        const float2 mean = shared_.means[4 * n + t];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const auto value = [&](int i, float sum, float center) {
+            return fmaf(static_cast<float>(sums[4 * n + 2 * half + i]), scale[half],
+                        fmaf(min[half], sum, center));
+          };
+          words[half][b] = PackBf16(value(0, row_sum.x, mean.x), value(1, row_sum.y, mean.y));
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (target[half] != nullptr) {
+          __stcs(reinterpret_cast<uint4*>(target[half] + j * 64),
+                 make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]));
+        }
       }
     }
   }
@@ -247,7 +234,6 @@ class ExpandBackBlock {
   Shared& shared_;
   const int warp_;
   const int lane_;
-  std::byte* const rows_;
   float unit_ = 0;
 };
 
@@ -258,7 +244,7 @@ __global__ __launch_bounds__(128, kExpandBackBlocks) void ExpandBackKernel(
   auto& shared = *reinterpret_cast<ExpandBackShared<kDim>*>(memory);
   const uint32_t num_units = line.num_units(params.num_layers);
   ExpandBackBlock<kDim>(params, line, shared)
-      .Run(FirstUnitOf(num_units, blockIdx.x), FirstUnitOf(num_units, blockIdx.x + 1));
+      .Run(FirstUnitOf(line, num_units, blockIdx.x), FirstUnitOf(line, num_units, blockIdx.x + 1));
 }
 
 }  // namespace crumb::gpu

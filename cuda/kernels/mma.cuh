@@ -82,6 +82,14 @@ __device__ __forceinline__ void CopyAsync16(void* target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(target)), "l"(source)
                : "memory");
 }
+// Zeros if there is no source, without a branch.
+__device__ __forceinline__ void CopyAsync16OrZeros(void* target,
+                                                   const void* source,
+                                                   bool has_source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(target)),
+               "l"(source), "r"(has_source ? 16 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

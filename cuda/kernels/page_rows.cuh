@@ -43,6 +43,17 @@ __device__ __forceinline__ void LoadRowsAsync(std::byte* to,
   }
 }
 
+// Instead of rows of a page that is null: so they are refused.
+template <int kDim, int kRows>
+__device__ __forceinline__ void FillWithNan(std::byte* to, int lane) {
+  constexpr int kWords = int{PageTile<kDim>::kRowBytes} / 4;
+#pragma unroll 1
+  for (int i = lane; i < kRows * kWords; i += 32) {
+    *reinterpret_cast<uint32_t*>(to + i / kWords * int{PageTile<kDim>::kStride} + i % kWords * 4) =
+        0x7fc07fc0u;
+  }
+}
+
 // A warp's columns of a rotation, held in registers over many pages: B operands of m16n8k16.
 template <int kDim, int kWarps>
 struct RotationColumns {

@@ -22,6 +22,7 @@ struct UnitLine {
   uint32_t num_pages;
   uint32_t num_heads;
   PageParts parts;
+  bool tapers = false;  // Shares get shorter along the line.
 
   __host__ __device__ uint32_t num_parts() const {
     return parts == PageParts::kKeysAndValues ? 2 : 1;
@@ -76,8 +77,29 @@ class PageUnit {
 };
 
 // Where a block's share of `num_units` begins; the one after the last begins where all units end.
-__device__ __forceinline__ uint32_t FirstUnitOf(uint32_t num_units, uint32_t block) {
+// Shares that taper shrink from one and a half of the mean to half of it: blocks are started in
+// this order, so they end at nearly the same time, whatever each has lost on the way.
+__device__ __forceinline__ uint32_t FirstUnitOf(const UnitLine& line,
+                                                uint32_t num_units,
+                                                uint32_t block) {
+  if (line.tapers) {
+    const double x = static_cast<double>(block) / gridDim.x;
+    return static_cast<uint32_t>(num_units * (x * (3 - x)) / 2);
+  }
   return static_cast<uint32_t>(uint64_t{num_units} * block / gridDim.x);
+}
+
+// How many blocks share a line that `at_a_time` blocks work on: several for each of those, since
+// they take unequal time, but none of less than `units_of_share`, so short that loading its
+// matrices counts.
+inline uint32_t ShareOut(UnitLine& line,
+                         uint32_t num_layers,
+                         uint32_t at_a_time,
+                         uint32_t units_of_share) {
+  const uint32_t units = line.num_units(num_layers);
+  const auto turns = static_cast<uint32_t>(units / (uint64_t{at_a_time} * units_of_share));
+  line.tapers = turns > 1;
+  return turns > 1 ? turns * at_a_time : at_a_time < units ? at_a_time : units;
 }
 
 }  // namespace crumb::gpu

@@ -16,6 +16,14 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// threadIdx.x, read anew: what is computed from it is not kept in registers from one call to the
+// next, for code that runs seldom within a loop whose registers are short.
+__device__ __forceinline__ int ThreadAnew() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -83,16 +83,16 @@ class RotateByWarpgroup {
                                              int /*warp*/,
                                              int /*lane*/) {
     has_shift_ = !is_value;
+    const int thread = ThreadAnew();
     const auto* shift = reinterpret_cast<const float2*>(record + layout.upper_shift(is_value));
-    for (int i = static_cast<int>(threadIdx.x); i < kDim / 2; i += static_cast<int>(blockDim.x)) {
+    for (int i = thread; i < kDim / 2; i += static_cast<int>(blockDim.x)) {
       shared.shift[i] = shift[i];
     }
     // An operand's two words of a lane are of two cores.
     const auto* from =
         reinterpret_cast<const uint4*>(record + layout.rotation(is_value, kRotateUpper));
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < kDim * kDim / 8;
-         i += static_cast<int>(blockDim.x)) {
+    for (int i = thread; i < kDim * kDim / 8; i += static_cast<int>(blockDim.x)) {
       const uint4 lanes = from[i];
       std::byte* cores = shared.matrix + i / 16 * 256 + i % 16 * 8;
       *reinterpret_cast<uint2*>(cores) = make_uint2(lanes.x, lanes.z);
@@ -120,33 +120,73 @@ class RotateByWarpgroup {
     }
   }
 
-  // A warp's sixteen rows, in place.
-  __device__ __forceinline__ void Rotate(const Shared& shared, int lane, RowPairs<kDim>& rows) {
+  // A product's columns are multiplied kColumns at a time: sums of more would take more registers
+  // than the rows that they become.
+  static constexpr int kColumns = 64;
+  using Sums = float[kColumns / 2];
+
+  // Starts to multiply a warp's sixteen rows by columns 64 `part` on.
+  __device__ __forceinline__ void Multiply(const Shared& shared,
+                                           const RowPairs<kDim>& rows,
+                                           int part,
+                                           Sums& sums) const {
     if constexpr (kHasWarpgroups) {
-      float sums[kDim / 2];
-      const uint64_t matrix = WgmmaDescriptor(shared.matrix, 128, kDim * 16);
+      const uint64_t matrix = WgmmaDescriptor(shared.matrix, 128, kDim * 16) +
+                              static_cast<uint64_t>(part * kColumns / 8 * (kDim * 16 >> 4));
       WgmmaFence();
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k) {
         const uint32_t a[4] = {rows.words[2 * k][0], rows.words[2 * k][1], rows.words[2 * k + 1][0],
                                rows.words[2 * k + 1][1]};
-        Wgmma<kDim, __nv_bfloat16>::template Run<0>(sums, a, matrix + k * (256 >> 4),
-                                                    k > 0 ? 1 : 0);
+        Wgmma<kColumns, __nv_bfloat16>::template Run<0>(sums, a, matrix + k * (256 >> 4),
+                                                        k > 0 ? 1 : 0);
       }
       WgmmaCommit();
-      WgmmaWaitAll();
-      WgmmaHold(sums);
-      if (has_shift_) {
+    }
+  }
+  // When that is done: the columns' pairs, to `pairs`.
+  __device__ __forceinline__ void Finish(const Shared& shared,
+                                         int part,
+                                         int lane,
+                                         Sums& sums,
+                                         uint32_t (&pairs)[kColumns / 8][2]) const {
+    WgmmaHold(sums);
+    if (has_shift_) {
 #pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          const float2 shift = shared.shift[4 * n + lane % 4];
-          sums[4 * n] += shift.x;
-          sums[4 * n + 1] += shift.y;
-          sums[4 * n + 2] += shift.x;
-          sums[4 * n + 3] += shift.y;
-        }
+      for (int n = 0; n < kColumns / 8; ++n) {
+        const float2 shift = shared.shift[part * kColumns / 2 + 4 * n + lane % 4];
+        sums[4 * n] += shift.x;
+        sums[4 * n + 1] += shift.y;
+        sums[4 * n + 2] += shift.x;
+        sums[4 * n + 3] += shift.y;
       }
-      rows.Take(sums);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      pairs[n][0] = PackBf16(sums[4 * n], sums[4 * n + 1]);
+      pairs[n][1] = PackBf16(sums[4 * n + 2], sums[4 * n + 3]);
+    }
+  }
+
+  // A warp's sixteen rows, in place.
+  __device__ __forceinline__ void Rotate(const Shared& shared,
+                                         int lane,
+                                         RowPairs<kDim>& rows) const {
+    if constexpr (kHasWarpgroups) {
+      constexpr int kPairs = kColumns / 8;
+      uint32_t pairs[kDim / kColumns][kPairs][2];
+#pragma unroll
+      for (int part = 0; part < kDim / kColumns; ++part) {
+        Sums sums;
+        Multiply(shared, rows, part, sums);
+        WgmmaWaitAll();
+        Finish(shared, part, lane, sums, pairs[part]);
+      }
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        rows.words[n][0] = pairs[n / kPairs][n % kPairs][0];
+        rows.words[n][1] = pairs[n / kPairs][n % kPairs][1];
+      }
     }
   }
 

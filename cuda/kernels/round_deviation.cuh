@@ -146,17 +146,11 @@ __device__ __forceinline__ NearestRows FindLevelsByDeviation(const RowPairs<kDim
       is_flat ? kMinScale : ToStoredScale(__fdiv_rn(square_sum, is_second ? along.y : along.x));
   result.levels.min = ToStoredMin(
       is_flat ? middle.mean : __fsub_rn(middle.mean, __fmul_rn(result.levels.scale, code_mean)));
-  // Lanes 0 and 1 of four find where code 1 begins, lanes 2 and 3 code 2, all of them code 3.
   uint32_t found = 0x7f807f80u;  // Never: all codes are 0.
   if (!is_flat && result.is_finite) {
-    found = middle.First(1 + lane % 4 / 2) | middle.First(3) << 16;
+    found = middle.First(NearestRows::LowCode(lane)) | middle.First(3) << 16;
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t one_and_three = __shfl_sync(kFullWarp, found, i, 4);
-    const uint32_t two = __shfl_sync(kFullWarp, found, 2 + i, 4);
-    result.bounds[i] = {BothOf(one_and_three, 0), BothOf(two, 0), BothOf(one_and_three, 1)};
-  }
+  result.TakeBounds(found);
   return result;
 }
 

@@ -27,11 +27,14 @@ namespace crumb::gpu {
 __device__ __forceinline__ __nv_bfloat162 BothOf(uint32_t halves, int row) {
   return AsPair(__byte_perm(halves, 0, row == 0 ? 0x1010 : 0x3232));
 }
-// Over the four lanes that share two rows.
+// Over the four lanes that share two rows. All three others are asked at a time: a warp waits for
+// one shuffle, not for two after one another.
 template <typename Combine>
 __device__ __forceinline__ uint32_t ReduceQuad(uint32_t value, Combine&& combine) {
-  value = combine(value, __shfl_xor_sync(kFullWarp, value, 1));
-  return combine(value, __shfl_xor_sync(kFullWarp, value, 2));
+  const uint32_t a = __shfl_xor_sync(kFullWarp, value, 1);
+  const uint32_t b = __shfl_xor_sync(kFullWarp, value, 2);
+  const uint32_t c = __shfl_xor_sync(kFullWarp, value, 3);
+  return combine(combine(value, a), combine(b, c));
 }
 
 // Bits of bf16, row g's in the low half and row g + 8's in the upper.
@@ -125,62 +128,52 @@ struct RowPairs {
   }
 };
 
-// The magnitudes of a lane's pairs.
+// How many magnitudes of either row are at least `bits`, as fp16; exact, as all are at most 256.
+// Bits of bf16 are compared as those of fp16, which has an instruction that takes magnitudes: the
+// order is the same, but that what is above fp16's infinity reaches anything.
 template <int kDim>
-struct RowMagnitudes {
-  static constexpr int kPairs = kDim / 8;
-  uint32_t words[kPairs][2];
-
-  __device__ __forceinline__ explicit RowMagnitudes(const RowPairs<kDim>& rows) {
+__device__ __forceinline__ uint32_t CountFrom(const RowPairs<kDim>& rows, uint32_t bits) {
+  uint32_t of_row[2];
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
+  for (int row = 0; row < 2; ++row) {
+    const __half2 bound = HalfOf(bits, row);
+    __half2 counts[2];
 #pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        words[n][row] = AsWord(__habs2(AsPair(rows.words[n][row])));
-        asm volatile("" : "+r"(words[n][row]));  // Once, not at each count.
-      }
+    for (int n = 0; n < RowPairs<kDim>::kPairs; ++n) {
+      const __half2 reaches = __hgeu2(__habs2(AsHalves(rows.words[n][row])), bound);
+      counts[n % 2] = n < 2 ? reaches : __hadd2(counts[n % 2], reaches);
     }
+    of_row[row] = AsWord(__hadd2(counts[0], counts[1]));
   }
+  const auto add = [](uint32_t a, uint32_t b) { return AsWord(__hadd2(AsHalves(a), AsHalves(b))); };
+  return ReduceQuad(add(LowHalves(of_row[0], of_row[1]), HighHalves(of_row[0], of_row[1])), add);
+}
 
-  // How many of either row are at least `bits`, as bf16; exact, as all are at most 256.
-  __device__ __forceinline__ uint32_t CountFrom(uint32_t bits) const {
-    uint32_t of_row[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const __nv_bfloat162 bound = BothOf(bits, row);
-      __nv_bfloat162 counts[2];
-#pragma unroll
-      for (int n = 0; n < kPairs; ++n) {
-        const __nv_bfloat162 reaches = __hge2(AsPair(words[n][row]), bound);
-        counts[n % 2] = n < 2 ? reaches : __hadd2(counts[n % 2], reaches);
-      }
-      of_row[row] = AsWord(__hadd2(counts[0], counts[1]));
-    }
-    const auto add = [](uint32_t a, uint32_t b) { return AsWord(__hadd2(AsPair(a), AsPair(b))); };
-    return ReduceQuad(add(LowHalves(of_row[0], of_row[1]), HighHalves(of_row[0], of_row[1])), add);
-  }
-
-  // Bits of the n-th largest of either row, 1 <= n <= kDim; `most` are the largest's.
-  __device__ __forceinline__ uint32_t FindLargest(int n, uint32_t most) const {
-    const __nv_bfloat162 wanted = __float2bfloat162_rn(static_cast<float>(n));
-    // A factor of four below the largest, nearly always. Else the width grows until it is enough.
-    for (uint32_t width = 256;; width *= 2) {
-      const uint32_t start = __viaddmax_s16x2(most, ((1 - width) & 0xffffu) * 0x10001u, 0u);
-      uint32_t found = start;
+// Bits of the n-th largest magnitude of either row, 1 <= n <= kDim; `most` are the largest's, but
+// at most fp16's largest: what is above that is found as that.
+template <int kDim>
+__device__ __forceinline__ uint32_t FindLargest(const RowPairs<kDim>& rows, int n, uint32_t most) {
+  const __half2 wanted = __float2half2_rn(static_cast<float>(n));
+  // A factor of four below the largest, nearly always; else anything below it.
+  for (uint32_t width = 256;; width = 0x8000) {
+    const uint32_t start = __viaddmax_s16x2(most, ((1 - width) & 0xffffu) * 0x10001u, 0u);
+    uint32_t found = start;
 #pragma unroll 1
-      for (uint32_t step = width / 2 * 0x10001u; step != 0; step = step >> 1 & 0x7fff7fffu) {
-        const uint32_t reaches = __hge2_mask(AsPair(CountFrom(found + step)), wanted);
-        found += step & reaches;
-      }
-      const uint32_t moved = found - start;  // No half borrows.
-      const bool is_open = ((moved & 0xffffu) == 0 && (start & 0xffffu) != 0) ||
-                           (moved >> 16 == 0 && start >> 16 != 0);
-      if (!__any_sync(kFullWarp, is_open)) {
-        return found;
+    for (uint32_t step = width / 2 * 0x10001u; step != 0; step = step >> 2 & 0x3fff3fffu) {
+#pragma unroll
+      for (int turn = 0; turn < 2; ++turn) {  // Two at a time: a turn of the loop costs as well.
+        const uint32_t bits = turn == 0 ? step : step >> 1 & 0x7fff7fffu;
+        found += bits & __hge2_mask(AsHalves(CountFrom(rows, found + bits)), wanted);
       }
     }
+    const uint32_t moved = found - start;  // No half borrows.
+    const bool is_open = ((moved & 0xffffu) == 0 && (start & 0xffffu) != 0) ||
+                         (moved >> 16 == 0 && start >> 16 != 0);
+    if (!__any_sync(kFullWarp, is_open)) {
+      return found;
+    }
   }
-};
+}
 
 // The bf16 values from which on a row's codes are 1, 2 and 3, in both halves.
 struct CodeBounds {
@@ -216,6 +209,19 @@ struct NearestRows {
   static __device__ __forceinline__ int TokenOf(int warp, int lane) {
     return kRowsOfWarp * warp + lane / 4 + 8 * (lane % 2);
   }
+
+  // Where codes begin, as four lanes have found it for their two rows, each for that row: lanes 0
+  // and 1 where code 1 does, lanes 2 and 3 code 2, in the low half of `found`; all of them code 3,
+  // in the upper one.
+  static __device__ __forceinline__ int LowCode(int lane) { return 1 + lane % 4 / 2; }
+  __device__ __forceinline__ void TakeBounds(uint32_t found) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t one_and_three = __shfl_sync(kFullWarp, found, i, 4);
+      const uint32_t two = __shfl_sync(kFullWarp, found, 2 + i, 4);
+      bounds[i] = {BothOf(one_and_three, 0), BothOf(two, 0), BothOf(one_and_three, 1)};
+    }
+  }
 };
 
 template <int kDim>
@@ -230,23 +236,17 @@ __device__ __forceinline__ NearestRows FindLevels(const RowPairs<kDim>& rows,
   };
   float tau = INFINITY;
   if (clip_from_top > 0) {
-    const uint32_t most = __vimin3_u16x2(extremes.largest, 0x7f7f7f7fu, 0x7f7f7f7fu);
-    tau = ClipThreshold(mine(RowMagnitudes<kDim>(rows).FindLargest(clip_from_top, most)));
+    const uint32_t most = __vimin3_u16x2(extremes.largest, 0x7bff7bffu, 0x7bff7bffu);
+    tau = ClipThreshold(mine(FindLargest(rows, clip_from_top, most)));
   }
   NearestRows result;
   result.is_finite = mine(extremes.largest) < 0x7f80;
   result.levels =
       MakeLevels(FloatOfBf16(mine(extremes.least)), FloatOfBf16(mine(extremes.greatest)), tau);
-  // Lanes 0 and 1 of four find where code 1 begins, lanes 2 and 3 code 2, all of them code 3.
-  const CodeRange low = CodeRange::Of(result.levels, tau, 1 + lane % 4 / 2);
+  const CodeRange low = CodeRange::Of(result.levels, tau, NearestRows::LowCode(lane));
   const CodeRange high = CodeRange::Of(result.levels, tau, 3);
   const uint32_t found = low.First() | high.First() << 16;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t one_and_three = __shfl_sync(kFullWarp, found, i, 4);
-    const uint32_t two = __shfl_sync(kFullWarp, found, 2 + i, 4);
-    result.bounds[i] = {BothOf(one_and_three, 0), BothOf(two, 0), BothOf(one_and_three, 1)};
-  }
+  result.TakeBounds(found);
   return result;
 }
 

@@ -3,21 +3,18 @@
 // One head_dim's launches of demotion, for a .cu file to instantiate.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/kernels/demote.cuh"
 #include "cuda/kernels/demote_aware.cuh"
 #include "cuda/launch/demote_pages.h"
 
 namespace crumb::gpu {
 
-// Shares take unequal time, so each multiprocessor has several, but none of less than
-// `units_of_share`, so short that loading its matrices counts. `at_a_time`: blocks that run at the
-// same time. `overlaps`: it may begin before the launch before it has ended.
+// `at_a_time` and `units_of_share` as ShareOut has them. `overlaps`: it may begin before the launch
+// before it has ended.
 template <typename Kernel>
 int LaunchDemoteKernel(Kernel kernel,
                        const DemotePagesParams& params,
-                       const UnitLine& line,
+                       UnitLine line,
                        uint32_t at_a_time,
                        uint32_t units_of_share,
                        int threads,
@@ -29,13 +26,11 @@ int LaunchDemoteKernel(Kernel kernel,
   if (error != cudaSuccess) {
     return error;
   }
-  const uint32_t units = line.num_units(params.num_layers);
-  const uint32_t turns = std::max(units / (at_a_time * units_of_share), 1u);
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(std::min(turns * at_a_time, units));
+  config.gridDim = dim3(ShareOut(line, params.num_layers, at_a_time, units_of_share));
   config.blockDim = dim3(static_cast<uint32_t>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;

@@ -3,19 +3,18 @@
 // One head_dim's launch of expansion, for a .cu file to instantiate.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/kernels/expand_back.cuh"
 #include "cuda/launch/expand_pages.h"
 
 namespace crumb::gpu {
 
-// `blocks`: as many as a launch of enough units has.
+// `at_a_time` and `units_of_share` as ShareOut has them.
 template <typename Kernel>
 int LaunchExpandKernel(Kernel kernel,
                        const ExpandPagesParams& params,
-                       const UnitLine& line,
-                       uint32_t blocks,
+                       UnitLine line,
+                       uint32_t at_a_time,
+                       uint32_t units_of_share,
                        int threads,
                        size_t shared_bytes,
                        CUstream_st* stream) {
@@ -25,7 +24,7 @@ int LaunchExpandKernel(Kernel kernel,
     return error;
   }
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(std::min(line.num_units(params.num_layers), blocks));
+  config.gridDim = dim3(ShareOut(line, params.num_layers, at_a_time, units_of_share));
   config.blockDim = dim3(static_cast<uint32_t>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
@@ -40,26 +39,24 @@ int LaunchExpand(const ExpandPagesParams& params,
   const UnitLine line = {(params.num_tokens + kPageTokens - 1) / kPageTokens, params.num_heads,
                          PageParts::kKeysAndValues};
   constexpr int kThreads = 32 * kExpandWarps<kDim>;
+  constexpr uint32_t kOneShare = 0x80000000;  // One for a block, however long.
   if (params.space == ExpandSpace::kRotated) {
     return LaunchExpandKernel(ExpandKernel<kDim, ExpandSpace::kRotated>, params, line,
                               num_multiprocessors * kExpandBlocks<kDim, ExpandSpace::kRotated>,
-                              kThreads, sizeof(ExpandShared<kDim, ExpandSpace::kRotated>), stream);
+                              kOneShare, kThreads,
+                              sizeof(ExpandShared<kDim, ExpandSpace::kRotated>), stream);
   }
   if constexpr (kDim <= 128) {
     if (has_warpgroups) {
-      // Several shares a multiprocessor, but none so short that loading its matrices counts.
-      constexpr uint32_t kUnitsOfShare = 32;
-      const uint32_t at_a_time = num_multiprocessors * kExpandBackBlocks;
-      const uint32_t turns =
-          std::max(line.num_units(params.num_layers) / (at_a_time * kUnitsOfShare), 1u);
-      return LaunchExpandKernel(ExpandBackKernel<kDim>, params, line, turns * at_a_time,
-                                ExpandBackBlock<kDim>::kThreads, sizeof(ExpandBackShared<kDim>),
-                                stream);
+      return LaunchExpandKernel(
+          ExpandBackKernel<kDim>, params, line, num_multiprocessors * kExpandBackBlocks, 32,
+          ExpandBackBlock<kDim>::kThreads, sizeof(ExpandBackShared<kDim>), stream);
     }
   }
   return LaunchExpandKernel(ExpandKernel<kDim, ExpandSpace::kModel>, params, line,
                             num_multiprocessors * kExpandBlocks<kDim, ExpandSpace::kModel>,
-                            kThreads, sizeof(ExpandShared<kDim, ExpandSpace::kModel>), stream);
+                            kOneShare, kThreads, sizeof(ExpandShared<kDim, ExpandSpace::kModel>),
+                            stream);
 }
 
 }  // namespace crumb::gpu

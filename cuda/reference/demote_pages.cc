@@ -45,6 +45,21 @@ uint32_t Gather(const std::byte* first,
   return kPageTokens;
 }
 
+absl::Status CheckTables(const DemotePagesParams& params) {
+  for (uint32_t page = 0; page < params.num_pages; ++page) {
+    if (params.keys.pages[page] == nullptr) {
+      return gpu::NullPageError(params, "keys", page);
+    }
+    if (params.values.pages[page] == nullptr) {
+      return gpu::NullPageError(params, "values", page);
+    }
+    if (params.int2.pages[page] == nullptr) {
+      return gpu::NullPageError(params, "int2", page);
+    }
+  }
+  return absl::OkStatus();
+}
+
 const std::byte* FirstRow(const DeviceRows& rows, uint32_t page, uint32_t layer, uint32_t head) {
   return rows.pages[page] + rows.offset + layer * rows.layer_stride + head * rows.head_stride;
 }
@@ -53,6 +68,7 @@ const std::byte* FirstRow(const DeviceRows& rows, uint32_t page, uint32_t layer,
 
 absl::Status DemotePagesReference(const DemotePagesParams& params,
                                   std::span<const HeadParameters> heads) {
+  CRUMB_RETURN_IF_ERROR(CheckTables(params));
   const uint32_t dim = params.heads.head_dim;
   Rows keys;
   Rows values;

@@ -21,10 +21,12 @@ absl::Status NonFiniteRowError(const DemotePagesParams& params, uint64_t positio
       " of the page; a page takes finite values only: recompute it, do not cache it"));
 }
 
-}  // namespace gpu
-
-absl::Status DescribeDemoteFinding(const DemotePagesParams& params, uint64_t finding) {
-  return finding == 0 ? absl::OkStatus() : gpu::NonFiniteRowError(params, ~finding);
+absl::Status NullPageError(const DemotePagesParams& params, const char* table, uint64_t page) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(table, ".pages[", page, "] is null; it must be the address of a page, as all ",
+                   params.num_pages, " of the launch: what it was to become is not written"));
 }
+
+}  // namespace gpu
 
 }  // namespace crumb

@@ -5,19 +5,17 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-
 #include "cuda/reference/expand.h"
-#include "proto/base/status_macros.h"
+#include "cuda/reference/expand_problem.h"
 #include "proto/page/page_format.h"
 
 namespace crumb {
 namespace {
 
-// One head's rows of one page to their places; the number that have none.
+// One head's rows of one page to their places; the number that have none, or no page: no `rows`.
 uint64_t Scatter(const ExpandPagesParams& params,
                  const DevicePagedRows& to,
-                 const std::vector<BFloat16>& rows,
+                 const BFloat16* rows,
                  uint32_t page,
                  uint32_t layer,
                  uint32_t head) {
@@ -30,14 +28,15 @@ uint64_t Scatter(const ExpandPagesParams& params,
     }
     const uint32_t position = params.first_position + token;
     const int32_t block = params.block_table[position / params.block_tokens];
-    if (block < 0 || static_cast<uint32_t>(block) >= params.num_blocks) {
+    if (rows == nullptr || to.layers[layer] == nullptr || block < 0 ||
+        static_cast<uint32_t>(block) >= params.num_blocks) {
       ++left_out;
       continue;
     }
     std::byte* target = to.layers[layer] + to.offset +
                         static_cast<size_t>(block) * to.block_stride +
                         position % params.block_tokens * to.token_stride + head * to.head_stride;
-    std::memcpy(target, rows.data() + size_t{row} * dim, dim * sizeof(BFloat16));
+    std::memcpy(target, rows + size_t{row} * dim, dim * sizeof(BFloat16));
   }
   return left_out;
 }
@@ -54,23 +53,24 @@ absl::Status ExpandPagesReference(const ExpandPagesParams& params,
   for (uint32_t page = 0; page < pages; ++page) {
     for (uint32_t layer = 0; layer < params.num_layers; ++layer) {
       for (uint32_t head = 0; head < params.num_heads; ++head) {
-        const std::byte* block = params.int2.pages[page] + params.int2.offset +
-                                 layer * params.int2.layer_stride + head * params.int2.head_stride;
+        const std::byte* image = params.int2.pages[page];
+        if (image == nullptr) {
+          left_out += Scatter(params, params.keys, nullptr, page, layer, head);
+          left_out += Scatter(params, params.values, nullptr, page, layer, head);
+          continue;
+        }
+        const std::byte* block = image + params.int2.offset + layer * params.int2.layer_stride +
+                                 head * params.int2.head_stride;
         reference::ExpandHeadBlock(
             heads[size_t{params.first_layer + layer} * params.heads.num_kv_heads +
                   params.first_head + head],
             {block, Int2HeadBlock{dim, dim}.bytes()}, params.space, keys, values);
-        left_out += Scatter(params, params.keys, keys, page, layer, head);
-        left_out += Scatter(params, params.values, values, page, layer, head);
+        left_out += Scatter(params, params.keys, keys.data(), page, layer, head);
+        left_out += Scatter(params, params.values, values.data(), page, layer, head);
       }
     }
   }
-  if (left_out > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "left out ", left_out, " rows of K and V whose entry of the block table is not one of ",
-        "the cache's ", params.num_blocks, " blocks: give it a table of all positions written"));
-  }
-  return absl::OkStatus();
+  return gpu::CheckRowsLeftOut(params, left_out);
 }
 
 }  // namespace crumb

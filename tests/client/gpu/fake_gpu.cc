@@ -23,6 +23,7 @@
 #include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "crumb/cuda/transfer.h"
+#include "cuda/launch/demote_finding.h"
 #include "proto/base/bfloat16.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
@@ -135,7 +136,7 @@ void Demote(const DemotePagesParams& params) {
   for (uint32_t page = 0; page < params.num_pages; ++page) {
     uint64_t position = 0;
     if (FindBadRow(params, page, &position)) {
-      params.finding[page] = ~position;
+      params.finding[page] = gpu::NonFiniteRowFinding(position);
       continue;
     }
     DemotePagesParams one = params;

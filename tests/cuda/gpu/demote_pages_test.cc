@@ -114,6 +114,33 @@ class DevicePages {
   DemotePagesParams params_;
 };
 
+// Tables of `device` that lack a page each; it runs while they live.
+class NullPages {
+ public:
+  NullPages(DevicePages& device, size_t of_keys, size_t of_values, size_t of_int2)
+      : keys_(Without(device.params().keys.pages, device.params().num_pages, of_keys)),
+        values_(Without(device.params().values.pages, device.params().num_pages, of_values)),
+        int2_(Without(device.params().int2.pages, device.params().num_pages, of_int2)) {
+    device.params().keys.pages = keys_.data();
+    device.params().values.pages = values_.data();
+    device.params().int2.pages = int2_.data();
+  }
+
+ private:
+  template <typename Page>
+  static DeviceBuffer<Page> Without(const Page* table, size_t num_pages, size_t page) {
+    std::vector<Page> copy(num_pages);
+    CRUMB_EXPECT_CUDA(
+        cudaMemcpy(copy.data(), table, num_pages * sizeof(Page), cudaMemcpyDeviceToHost));
+    copy[page] = nullptr;
+    return DeviceBuffer<Page>(copy);
+  }
+
+  DeviceBuffer<const std::byte*> keys_;
+  DeviceBuffer<const std::byte*> values_;
+  DeviceBuffer<std::byte*> int2_;
+};
+
 std::vector<std::byte> Reference(const PageScene& scene,
                                  const std::vector<BFloat16>& rows,
                                  bool rows_are_rotated) {
@@ -330,6 +357,53 @@ TEST_F(DemotePagesLimitsGpuTest, RowsThatAreNotFiniteAreNamedAndTheirPartLeftAlo
                   HasSubstr("K holds NaN or inf at page 2 of the launch, layer 1, KV head 1, "
                             "token 17 of the page"));
       EXPECT_TRUE(TakeDemotePagesProblem(device.params(), nullptr).ok()) << "it was taken out";
+    }
+  }
+}
+
+TEST_F(DemotePagesLimitsGpuTest, NullPagesAreNamedAndTheirPartsLeftAlone) {
+  for (const CodecId codec : kCodecs) {
+    for (const uint32_t dim : {64u, 128u, 256u}) {
+      for (const bool rotated : {false, true}) {
+        SCOPED_TRACE(std::string(CodecName(codec)) + ", head_dim " + std::to_string(dim));
+        const PageScene scene({1, 2, dim, dim}, codec, 5);
+        DevicePages device(scene, scene.RandomRows(3));
+        device.params().rows_are_rotated = rotated;
+        auto expected = device.Run();
+        // K of the first page, V of the fourth, and all of the last.
+        const NullPages tables(device, /*of_keys=*/0, /*of_values=*/3, /*of_int2=*/4);
+        const Int2HeadBlock format{dim, dim};
+        for (size_t head = 0; head < 2; ++head) {
+          const auto spoil = [&](size_t page, size_t offset, size_t bytes) {
+            std::fill_n(expected.begin() +
+                            static_cast<ptrdiff_t>((page * 2 + head) * format.bytes() + offset),
+                        bytes, std::byte{0xee});
+          };
+          spoil(0, format.key_codes_offset(), format.key_codes_bytes());
+          spoil(0, format.key_meta_offset(), Int2HeadBlock::meta_bytes());
+          spoil(3, format.value_codes_offset(), format.value_codes_bytes());
+          spoil(3, format.value_meta_offset(), Int2HeadBlock::meta_bytes());
+          spoil(4, 0, format.bytes());
+        }
+        EXPECT_EQ(CountDifferentBytes(device.Run(), expected), 0u);
+        const absl::Status status = TakeDemotePagesProblem(device.params(), nullptr);
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(std::string(status.message()), HasSubstr("keys.pages[0] is null"));
+        EXPECT_TRUE(TakeDemotePagesProblem(device.params(), nullptr).ok()) << "it was taken out";
+
+        const DeviceBuffer<uint64_t> findings(std::vector<uint64_t>(5, 0));
+        device.params().finding = findings.data();
+        device.params().has_finding_per_page = true;
+        EXPECT_EQ(CountDifferentBytes(device.Run(), expected), 0u);
+        std::vector<std::string> found;
+        for (const uint64_t word : findings.Download()) {
+          found.emplace_back(DescribeDemoteFinding(device.params(), word).message());
+        }
+        EXPECT_THAT(found, testing::ElementsAre(HasSubstr("keys.pages[0] is null"), "", "",
+                                                HasSubstr("values.pages[3] is null"),
+                                                HasSubstr("int2.pages[4] is null")));
+        EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+      }
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "crumb/cuda/demote_pages.h"
 #include "crumb/cuda/device_profile.h"
 #include "crumb/cuda/rotate.h"
+#include "cuda/launch/demote_finding.h"
 #include "tests/cuda/gpu/page_scene.h"
 
 namespace crumb {
@@ -130,6 +131,53 @@ TEST(DemotePagesReferenceTest, RowsThatAreNotFiniteAreNamed) {
       DemotePagesReference(scene.Demotion(from.data(), to.data()), scene.heads());
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("V holds NaN or inf at page 1 of the launch, layer 0, KV head 0, token 3"));
+}
+
+TEST(DemotePagesReferenceTest, NullPagesAreNamedAndNothingIsWritten) {
+  const PageScene scene({1, 1, 64, 64}, CodecId::kOscarInt2, 2);
+  const std::vector<BFloat16> rows = scene.RandomRows(1);
+  std::vector<std::byte> int2(scene.num_pages() * scene.int2_bytes(), std::byte{0xee});
+  const auto untouched = int2;
+  const auto from =
+      scene.Table(reinterpret_cast<const std::byte*>(rows.data()), scene.bf16_bytes());
+  const auto to = scene.Table(int2.data(), scene.int2_bytes());
+  auto without_source = from;
+  auto without_target = to;
+  without_source[1] = nullptr;
+  without_target[0] = nullptr;
+  const auto message = [&](const DemotePagesParams& params) {
+    return std::string(DemotePagesReference(params, scene.heads()).message());
+  };
+  DemotePagesParams params = scene.Demotion(from.data(), to.data());
+  params.keys.pages = without_source.data();
+  EXPECT_THAT(message(params), HasSubstr("keys.pages[1] is null"));
+  params = scene.Demotion(from.data(), to.data());
+  params.values.pages = without_source.data();
+  EXPECT_THAT(message(params), HasSubstr("values.pages[1] is null"));
+  EXPECT_THAT(message(scene.Demotion(from.data(), without_target.data())),
+              HasSubstr("int2.pages[0] is null"));
+  EXPECT_TRUE(int2 == untouched);
+}
+
+// Findings of several threads are combined by their maximum.
+TEST(DescribeDemoteFindingTest, NullPagesWinThenTheFirstRow) {
+  const DemotePagesParams params = ValidParams();
+  const auto describe = [&](uint64_t finding) {
+    return std::string(DescribeDemoteFinding(params, finding).message());
+  };
+  const uint64_t later_page = gpu::NullPageFinding(268435455, gpu::DemoteTable::kInt2);
+  const uint64_t page = gpu::NullPageFinding(7, gpu::DemoteTable::kValues);
+  const uint64_t first_row = gpu::NonFiniteRowFinding(0);
+  const uint64_t later_row = gpu::NonFiniteRowFinding((uint64_t{1} << 38) - 1);
+  EXPECT_GT(page, later_page);
+  EXPECT_GT(later_page, first_row);
+  EXPECT_GT(first_row, later_row);
+  EXPECT_GT(later_row, 0u);
+  EXPECT_THAT(describe(page), HasSubstr("values.pages[7] is null"));
+  EXPECT_THAT(describe(later_page), HasSubstr("int2.pages[268435455] is null"));
+  EXPECT_THAT(describe(first_row), HasSubstr("K holds NaN or inf at page 0 of the launch, layer "));
+  EXPECT_THAT(describe(later_row), HasSubstr("token 63 of the page"));
+  EXPECT_TRUE(DescribeDemoteFinding(params, 0).ok());
 }
 
 }  // namespace

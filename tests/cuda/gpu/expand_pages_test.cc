@@ -42,6 +42,17 @@ class DeviceExpansion {
   }
   ExpandPagesParams& params() { return params_; }
 
+  void DropPagesAndLayer(const std::vector<size_t>& pages, size_t layer) {
+    auto page_table = pages_.Download();
+    for (const size_t page : pages) {
+      page_table[page] = nullptr;
+    }
+    pages_.Upload(page_table);
+    auto layers = layers_.Download();
+    layers[layer] = nullptr;
+    layers_.Upload(layers);
+  }
+
   std::vector<std::byte> Run() {
     cache_.Fill(static_cast<int>(kUntouched));
     const absl::Status status = ExpandPages(params_, nullptr);
@@ -155,6 +166,35 @@ TEST_F(ExpandPagesLimitsGpuTest, RowsWithoutABlockAreLeftOutAndCounted) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("left out 256 rows"));  // 32 * 2 * 2 * 2.
   EXPECT_TRUE(TakeExpandPagesProblem(device.params(), nullptr).ok()) << "it was taken out";
+}
+
+TEST_F(ExpandPagesLimitsGpuTest, RowsOfNullPagesAndLayersAreLeftOutAndCounted) {
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    for (const ExpandSpace space : {ExpandSpace::kRotated, ExpandSpace::kModel}) {
+      SCOPED_TRACE(dim);
+      const PageScene scene({2, 2, dim, dim}, CodecId::kOscarInt2Aware, 4);
+      const auto int2 = RandomInt2Pages(scene, 1);
+      EngineCache cache(scene, {CacheOrder::kNhd, 16, 0, 4 * kPageTokens - 20});
+      DeviceExpansion device(scene, cache, int2, space);
+      auto expected = device.Run();
+      EXPECT_TRUE(TakeExpandPagesProblem(device.params(), nullptr).ok());
+      device.DropPagesAndLayer({0, 2}, 1);
+      for (const uint32_t page : {0u, 2u}) {
+        for (uint32_t token = page * kPageTokens; token < (page + 1) * kPageTokens; ++token) {
+          cache.FillRows(expected, /*layer=*/0, token, kUntouched);
+        }
+      }
+      std::fill(expected.begin() + static_cast<ptrdiff_t>(cache.layer_bytes()), expected.end(),
+                kUntouched);
+      EXPECT_TRUE(device.Run() == expected);
+      const absl::Status status = TakeExpandPagesProblem(device.params(), nullptr);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      // Of K and V of two heads, layer 0's 128 tokens and layer 1's 236.
+      EXPECT_THAT(std::string(status.message()), HasSubstr("left out 1456 rows"));
+      EXPECT_TRUE(TakeExpandPagesProblem(device.params(), nullptr).ok()) << "it was taken out";
+      EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    }
+  }
 }
 
 // A block of the cache more than 2^31 bytes from its layer's start.

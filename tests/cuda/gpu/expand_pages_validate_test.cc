@@ -115,5 +115,25 @@ TEST(ExpandPagesReferenceTest, IsExpansionOfEachHeadBlockAndAWalkOverTheCache) {
   }
 }
 
+TEST(ExpandPagesReferenceTest, RowsOfNullPagesAndLayersAreLeftOutAndCounted) {
+  const PageScene scene({2, 3, 64, 64}, CodecId::kOscarInt2, 2);
+  const auto pages = RandomInt2Pages(scene, 7);
+  EngineCache cache(scene, {CacheOrder::kNhd, 16, 0, kPageTokens + 20});
+  std::vector<std::byte> got(cache.bytes(), std::byte{1});
+  auto table = scene.Table(pages.data(), scene.int2_bytes());
+  auto layers = cache.Layers(got.data());
+  table[1] = nullptr;
+  layers[0] = nullptr;
+  const absl::Status status = ExpandPagesReference(
+      cache.Params(table.data(), layers.data(), cache.table().data(), ExpandSpace::kModel),
+      scene.heads());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  // Of K and V of three heads, layer 0's 84 tokens and layer 1's last 20.
+  EXPECT_THAT(std::string(status.message()), HasSubstr("left out 624 rows"));
+  const auto untouched = std::count(got.begin(), got.end(), std::byte{1});
+  EXPECT_GE(static_cast<size_t>(untouched), got.size() - size_t{2} * 3 * 64 * 128);
+  EXPECT_LT(static_cast<size_t>(untouched), got.size() - size_t{2} * 3 * 64 * 128 * 9 / 10);
+}
+
 }  // namespace
 }  // namespace crumb

@@ -51,6 +51,18 @@ class EngineCache {
     return layers;
   }
 
+  // Of all heads, K and V of one token, in the cache's bytes; NHD.
+  void FillRows(std::vector<std::byte>& cache, size_t layer, uint32_t token, std::byte what) const {
+    const uint32_t position = shape_.first_position + token;
+    const auto block = static_cast<size_t>(table_[position / shape_.block_tokens]);
+    const size_t rows = size_t{2} * scene_.geometry().num_kv_heads * scene_.geometry().key_dim;
+    const size_t at =
+        layer * layer_bytes() + block * block_stride() + position % shape_.block_tokens * rows;
+    for (const size_t part : {size_t{0}, block_stride() / 2}) {
+      std::fill_n(cache.begin() + static_cast<ptrdiff_t>(at + part), rows, what);
+    }
+  }
+
   ExpandPagesParams Params(const std::byte* const* int2,
                            std::byte* const* layers,
                            const int32_t* table,

@@ -62,8 +62,8 @@ struct DemotePagesParams {
   DeviceRows keys;
   DeviceRows values;
   DeviceBlocks int2;
-  // One word of device memory, zeroed before its first use: where a launch leaves the first row
-  // with NaN or inf that it meets, for TakeDemotePagesProblem.
+  // One word of device memory, zeroed before its first use: where a launch leaves the first null
+  // page of its tables, or else the first row with NaN or inf, for TakeDemotePagesProblem.
   uint64_t* finding = nullptr;
   // `finding` is [num_pages]: each page has its own word, for callers that copy the words out in
   // the stream's order and ask DescribeDemoteFinding, without waiting.
@@ -78,9 +78,10 @@ absl::Status ValidateDemotePages(const DemotePagesParams& params);
 // UNAVAILABLE as CurrentGpu, INTERNAL with CUDA's words for a launch that was refused.
 absl::Status DemotePages(const DemotePagesParams& params, GpuStream stream);
 
-// Rows with NaN or inf: the K or V part of their head block is not written, all others are. The
-// finding stays until this call takes it out. Waits for `stream`. INVALID_ARGUMENT names K or V,
-// page, layer, head and token of the first such row. Not for has_finding_per_page.
+// Null pages and rows with NaN or inf: the K or V part of their head blocks is not written, all
+// others are. The finding stays until this call takes it out. Waits for `stream`. INVALID_ARGUMENT
+// names table and page of the first null page, or else K or V, page, layer, head and token of the
+// first such row. Not for has_finding_per_page.
 absl::Status TakeDemotePagesProblem(const DemotePagesParams& params, GpuStream stream);
 
 // What a word of `finding`, copied out, says: OK for 0, else as TakeDemotePagesProblem.
@@ -88,7 +89,8 @@ absl::Status DescribeDemoteFinding(const DemotePagesParams& params, uint64_t fin
 
 // The readable twin: the same parameters with pointers to host memory, and the profile's heads
 // [num_layers, num_kv_heads] instead of params.heads.records. INVALID_ARGUMENT also for the first
-// row with NaN or inf; blocks after it are not written.
+// null page, before anything is written, and for the first row with NaN or inf; blocks after it are
+// not written.
 absl::Status DemotePagesReference(const DemotePagesParams& params,
                                   std::span<const HeadParameters> heads);
 

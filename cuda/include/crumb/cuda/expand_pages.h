@@ -67,7 +67,8 @@ struct ExpandPagesParams {
   uint32_t num_tokens = 0;
 
   // One word of device memory, zeroed before its first use: how many rows a launch has left out
-  // because their entry of the block table is not a block of the cache.
+  // because their page or their layer of the cache is null, or their entry of the block table is
+  // not a block of the cache.
   uint64_t* rows_left_out = nullptr;
 };
 
@@ -79,12 +80,13 @@ absl::Status ValidateExpandPages(const ExpandPagesParams& params);
 // UNAVAILABLE as CurrentGpu, INTERNAL with CUDA's words for a launch that was refused.
 absl::Status ExpandPages(const ExpandPagesParams& params, GpuStream stream);
 
-// Whether all rows of the launches since the last call found their block; takes the count out.
-// Waits for `stream`. INVALID_ARGUMENT says how many did not.
+// Whether all rows of the launches since the last call were written; takes the count out. Waits for
+// `stream`. INVALID_ARGUMENT says how many were not.
 absl::Status TakeExpandPagesProblem(const ExpandPagesParams& params, GpuStream stream);
 
 // The readable twin: the same parameters with pointers to host memory, and the profile's heads
-// [num_layers, num_kv_heads] instead of params.heads.records.
+// [num_layers, num_kv_heads] instead of params.heads.records. INVALID_ARGUMENT also says how many
+// rows were left out.
 absl::Status ExpandPagesReference(const ExpandPagesParams& params,
                                   std::span<const HeadParameters> heads);
 
