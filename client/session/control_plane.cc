@@ -16,6 +16,7 @@
 
 #include "client/session/daemon_channel.h"
 #include "client/session/lookup_stub.h"
+#include "client/session/page_places.h"
 #include "proto/base/clock.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/version.h"
@@ -34,61 +35,18 @@ v1::Encoding WireEncoding(PageEncoding encoding) {
   return encoding == PageEncoding::kInt2 ? v1::ENCODING_INT2 : v1::ENCODING_BF16;
 }
 
-absl::StatusOr<std::vector<PagePlaces>> UnpackPages(const v1::PageTable& table, size_t num_pages) {
-  const auto has = [](const auto& list, size_t size) {
-    return static_cast<size_t>(list.size()) == size;
-  };
-  const auto num_bf16 = static_cast<size_t>(table.bf16_page_size());
-  const bool is_whole = has(table.int2_chunk(), num_pages) && has(table.int2_block(), num_pages) &&
-                        has(table.int2_generation(), num_pages) &&
-                        has(table.bf16_chunk(), num_bf16) && has(table.bf16_block(), num_bf16) &&
-                        has(table.bf16_generation(), num_bf16) &&
-                        std::all_of(table.bf16_page().begin(), table.bf16_page().end(),
-                                    [&](uint32_t page) { return page < num_pages; });
-  if (!is_whole) {
-    return absl::InternalError(
-        absl::StrCat("crumbd answered a lookup of ", num_pages,
-                     " pages with a page table of another length; use the library and the daemon "
-                     "of one release"));
-  }
-  std::vector<PagePlaces> pages(num_pages);
-  for (int i = 0; i < static_cast<int>(num_pages); ++i) {
-    pages[static_cast<size_t>(i)].int2 = {ChunkId(table.int2_chunk(i)), table.int2_block(i),
-                                          Generation(table.int2_generation(i))};
-  }
-  for (int i = 0; i < static_cast<int>(num_bf16); ++i) {
-    pages[table.bf16_page(i)].bf16 = {ChunkId(table.bf16_chunk(i)), table.bf16_block(i),
-                                      Generation(table.bf16_generation(i))};
-  }
-  return pages;
+absl::Status Cancelled(const char* call) {
+  return absl::CancelledError(absl::StrCat(call, ": this client is shutting down"));
 }
 
-// Beside places that UnpackPages has made.
-absl::Status UnpackGpuPages(const v1::PageTable& table, std::vector<PagePlaces>* pages) {
-  if (table.gpu_int2_chunk_size() == 0) {
-    return absl::OkStatus();
-  }
-  const auto num_pages = static_cast<int>(pages->size());
-  const int num_bf16 = table.bf16_page_size();
-  if (table.gpu_int2_chunk_size() != num_pages || table.gpu_int2_block_size() != num_pages ||
-      table.gpu_int2_generation_size() != num_pages || table.gpu_bf16_chunk_size() != num_bf16 ||
-      table.gpu_bf16_block_size() != num_bf16 || table.gpu_bf16_generation_size() != num_bf16) {
-    return absl::InternalError(
-        absl::StrCat("crumbd answered a lookup of ", num_pages,
-                     " pages with a table of another length of those on the GPU; use the library "
-                     "and the daemon of one release"));
-  }
-  for (int i = 0; i < num_pages; ++i) {
-    (*pages)[static_cast<size_t>(i)].gpu_int2 = {ChunkId(table.gpu_int2_chunk(i)),
-                                                 table.gpu_int2_block(i),
-                                                 Generation(table.gpu_int2_generation(i))};
-  }
-  for (int i = 0; i < num_bf16; ++i) {
-    (*pages)[table.bf16_page(i)].gpu_bf16 = {ChunkId(table.gpu_bf16_chunk(i)),
-                                             table.gpu_bf16_block(i),
-                                             Generation(table.gpu_bf16_generation(i))};
-  }
-  return absl::OkStatus();
+// Returns the time that is left.
+absl::Duration SetDeadline(absl::Time deadline, grpc::ClientContext* context) {
+  const absl::Duration timeout = deadline - Clock::System().Now();
+  context->set_deadline(
+      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                   gpr_time_from_micros(std::max<int64_t>(0, absl::ToInt64Microseconds(timeout)),
+                                        GPR_TIMESPAN)));
+  return timeout;
 }
 
 class GrpcControlPlane : public ControlPlane {
@@ -110,6 +68,9 @@ class GrpcControlPlane : public ControlPlane {
   absl::StatusOr<MissingPages> BeginPublish(const std::string& context_key,
                                             std::span<const uint32_t> tokens,
                                             absl::Time deadline) override;
+  void StartWrite(const CommitParams& params,
+                  absl::Time deadline,
+                  std::function<void(const absl::Status&)> done) override;
   absl::StatusOr<CommitCounts> CommitPublish(const CommitParams& params,
                                              absl::Time deadline) override;
   absl::Status AbortPublish(PublishId publish, absl::Time deadline) override;
@@ -126,6 +87,8 @@ class GrpcControlPlane : public ControlPlane {
   using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
 
   absl::Status ToStatus(const char* call, const grpc::Status& status) const;
+  // Of a call that was given so long.
+  absl::Status ToStatus(const char* call, absl::Duration timeout, const grpc::Status& status) const;
   void CancelCalls();
   // False once cancelled.
   bool Register(grpc::ClientContext* context);
@@ -140,6 +103,8 @@ class GrpcControlPlane : public ControlPlane {
                     const Request& request,
                     absl::Time deadline,
                     Reply* reply);
+  template <typename Request>
+  Request Pack(const CommitParams& params) const;
   absl::Status OpenStream(const v1::AttachRequest& request, v1::AttachReply* reply);
   absl::Status FinishStream();
   absl::StatusOr<AttachedSession> Unpack(const v1::AttachReply& reply,
@@ -190,26 +155,28 @@ void GrpcControlPlane::CancelCalls() {
   }
 }
 
+absl::Status GrpcControlPlane::ToStatus(const char* call,
+                                        absl::Duration timeout,
+                                        const grpc::Status& status) const {
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(call, ": crumbd ", address_, " did not answer within ",
+                     absl::FormatDuration(timeout), "; is it stopped or overloaded?"));
+  }
+  return ToStatus(call, status);
+}
+
 absl::Status GrpcControlPlane::Run(const char* name,
                                    absl::Time deadline,
                                    absl::FunctionRef<grpc::Status(grpc::ClientContext&)> call) {
-  const absl::Duration timeout = deadline - Clock::System().Now();
   grpc::ClientContext context;
-  context.set_deadline(
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                   gpr_time_from_micros(std::max<int64_t>(0, absl::ToInt64Microseconds(timeout)),
-                                        GPR_TIMESPAN)));
+  const absl::Duration timeout = SetDeadline(deadline, &context);
   if (!Register(&context)) {
-    return absl::CancelledError(absl::StrCat(name, ": this client is shutting down"));
+    return Cancelled(name);
   }
   const grpc::Status status = call(context);
   Unregister(&context);
-  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(name, ": crumbd ", address_, " did not answer within ",
-                     absl::FormatDuration(timeout), "; is it stopped or overloaded?"));
-  }
-  return ToStatus(name, status);
+  return ToStatus(name, timeout, status);
 }
 
 template <typename Request, typename Reply>
@@ -227,7 +194,7 @@ absl::Status GrpcControlPlane::OpenStream(const v1::AttachRequest& request,
                                           v1::AttachReply* reply) {
   stream_context_ = std::make_unique<grpc::ClientContext>();
   if (!Register(stream_context_.get())) {
-    return absl::CancelledError("Attach: this client is shutting down");
+    return Cancelled("Attach");
   }
   stream_ = stub_->Attach(stream_context_.get());
   if (stream_->Write(request) && stream_->Read(reply)) {
@@ -353,9 +320,10 @@ absl::StatusOr<MissingPages> GrpcControlPlane::BeginPublish(const std::string& c
   return missing;
 }
 
-absl::StatusOr<CommitCounts> GrpcControlPlane::CommitPublish(const CommitParams& params,
-                                                             absl::Time deadline) {
-  v1::CommitPublishRequest request;
+// WritePagesRequest, CommitPublishRequest.
+template <typename Request>
+Request GrpcControlPlane::Pack(const CommitParams& params) const {
+  Request request;
   *request.mutable_session() = session_;
   request.set_publish_id(params.publish.value());
   request.set_staging(params.over_ucx ? v1::STAGING_UCX : v1::STAGING_MEMFD);
@@ -366,6 +334,37 @@ absl::StatusOr<CommitCounts> GrpcControlPlane::CommitPublish(const CommitParams&
     page->set_staging_offset(image.offset);
     page->mutable_head_crc32c()->Add(image.head_crc32c.begin(), image.head_crc32c.end());
   }
+  return request;
+}
+
+void GrpcControlPlane::StartWrite(const CommitParams& params,
+                                  absl::Time deadline,
+                                  std::function<void(const absl::Status&)> done) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::WritePagesRequest request;
+    v1::WritePagesReply reply;
+  };
+  constexpr const char* kName = "WritePages";
+  // shared: std::function must be copyable. It is gRPC's until the answer.
+  const auto call = std::make_shared<Call>();
+  call->request = Pack<v1::WritePagesRequest>(params);
+  const absl::Duration timeout = SetDeadline(deadline, &call->context);
+  if (!Register(&call->context)) {
+    done(Cancelled(kName));
+    return;
+  }
+  stub_->async()->WritePages(
+      &call->context, &call->request, &call->reply,
+      [this, call, timeout, done = std::move(done)](const grpc::Status& status) {
+        Unregister(&call->context);
+        done(ToStatus(kName, timeout, status));  // Last: who waits for it may destroy this.
+      });
+}
+
+absl::StatusOr<CommitCounts> GrpcControlPlane::CommitPublish(const CommitParams& params,
+                                                             absl::Time deadline) {
+  const auto request = Pack<v1::CommitPublishRequest>(params);
   v1::CommitPublishReply reply;
   CRUMB_RETURN_IF_ERROR(
       Call("CommitPublish", &v1::Cache::Stub::CommitPublish, request, deadline, &reply));

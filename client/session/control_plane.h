@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -69,6 +70,7 @@ struct StagedImage {
   std::vector<uint32_t> head_crc32c;
 };
 
+// Staged pages of a publish: for StartWrite, or the last ones for CommitPublish.
 struct CommitParams {
   PublishId publish;
   std::vector<StagedImage> staged;  // Ascending by page and encoding.
@@ -105,6 +107,13 @@ class ControlPlane {
   virtual absl::StatusOr<MissingPages> BeginPublish(const std::string& context_key,
                                                     std::span<const uint32_t> tokens,
                                                     absl::Time deadline) = 0;
+  // Has the daemon write pages while the caller stages others. `done` is called once, by any
+  // thread, perhaps before this returns, and little after the deadline at the latest. An answer,
+  // whatever it is, means that the staging memory of these pages is free; so none that comes from
+  // here means nothing: DEADLINE_EXCEEDED, UNAVAILABLE, CANCELLED.
+  virtual void StartWrite(const CommitParams& params,
+                          absl::Time deadline,
+                          std::function<void(const absl::Status&)> done) = 0;
   virtual absl::StatusOr<CommitCounts> CommitPublish(const CommitParams& params,
                                                      absl::Time deadline) = 0;
   virtual absl::Status AbortPublish(PublishId publish, absl::Time deadline) = 0;

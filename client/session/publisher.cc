@@ -21,9 +21,8 @@ size_t Align(size_t bytes) {
   return (bytes + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
 }
 
-// Of one call to the UCX transport, which waits for the daemon's answer once a call: about what the
-// transport keeps under way, so that little is copied twice and waiting is rare.
-constexpr size_t kMaxSendBytes = size_t{8} << 20;
+// What a daemon keeps of ended publishes over UCX for the next: more had to be touched anew.
+constexpr size_t kMaxUcxBytes = size_t{64} << 20;
 
 // Of each of the rank's heads in an image of just them.
 std::vector<uint32_t> Checksums(std::span<const std::byte> image, uint32_t num_heads) {
@@ -68,61 +67,57 @@ absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing
   return plan;
 }
 
+std::vector<std::vector<PlannedPage>> CutIntoParts(std::vector<PlannedPage> plan,
+                                                   const Geometry& geometry,
+                                                   uint32_t num_heads,
+                                                   size_t max_bytes) {
+  std::stable_partition(plan.begin(), plan.end(), [](const PlannedPage& page) {
+    return page.encoding == PageEncoding::kBf16;
+  });
+  const auto bytes_of = [&](const PlannedPage& page) {
+    return Align(num_heads * geometry.HeadRangeBytes(page.encoding));
+  };
+  for (const PlannedPage& page : plan) {
+    max_bytes = std::max(max_bytes, bytes_of(page));
+  }
+  std::vector<std::vector<PlannedPage>> parts;
+  size_t left_bytes = 0;  // In the last part.
+  for (const PlannedPage& page : plan) {
+    const size_t bytes = bytes_of(page);
+    if (parts.empty() || bytes > left_bytes) {
+      parts.emplace_back();
+      left_bytes = max_bytes;
+    }
+    parts.back().push_back(page);
+    left_bytes -= bytes;
+  }
+  for (std::vector<PlannedPage>& part : parts) {
+    std::sort(part.begin(), part.end(),
+              [](const PlannedPage& a, const PlannedPage& b) { return a.page < b.page; });
+  }
+  return parts;
+}
+
 size_t Publisher::PageBytes(PageEncoding encoding) const {
   return session_->info().heads.count *
          session_->info().profile->geometry().HeadRangeBytes(encoding);
 }
 
-size_t Publisher::TotalBytes(std::span<const PlannedPage> plan) const {
-  size_t total = 0;
-  for (const PlannedPage& page : plan) {
-    total += Align(PageBytes(page.encoding));
-  }
-  return total;
-}
-
-size_t Publisher::CountFitting(std::span<const PlannedPage> plan, size_t max_bytes) const {
-  size_t bytes = 0;
-  size_t count = 0;
-  for (const PlannedPage& page : plan) {
-    bytes += Align(PageBytes(page.encoding));
-    if (bytes > max_bytes && count > 0) {
-      break;
+size_t Publisher::LargestBytes(const std::vector<Part>& parts) const {
+  size_t largest = 0;
+  for (const Part& part : parts) {
+    size_t bytes = 0;
+    for (const PlannedPage& page : part) {
+      bytes += Align(PageBytes(page.encoding));
     }
-    ++count;
+    largest = std::max(largest, bytes);
   }
-  return count;
-}
-
-std::vector<size_t> Publisher::Cuts(std::span<const PlannedPage> plan) const {
-  std::vector<size_t> cuts;
-  for (size_t count = CountFitting(plan, options_.max_step_bytes); count < plan.size();
-       count = CountFitting(plan, options_.max_step_bytes)) {
-    cuts.push_back((size_t{plan[count - 1].page.value()} + 1) * kPageTokens);
-    plan = plan.subspan(count);
-  }
-  return cuts;
+  return largest;
 }
 
 absl::StatusOr<PublishResult> Publisher::Run(const std::string& context_key,
                                              std::span<const uint32_t> tokens,
                                              absl::Time deadline) {
-  std::vector<size_t> ends = {tokens.size()};  // Of what is to be published; the next is the last.
-  while (!ends.empty()) {
-    CRUMB_ASSIGN_OR_RETURN(const std::vector<size_t> cuts,
-                           Step(context_key, tokens.first(ends.back()), deadline));
-    if (cuts.empty()) {
-      ends.pop_back();
-    } else {
-      ends.insert(ends.end(), cuts.rbegin(), cuts.rend());
-    }
-  }
-  return result_;
-}
-
-absl::StatusOr<std::vector<size_t>> Publisher::Step(const std::string& context_key,
-                                                    std::span<const uint32_t> tokens,
-                                                    absl::Time deadline) {
   ControlPlane& control = session_->control();
   CRUMB_ASSIGN_OR_RETURN(const MissingPages missing,
                          control.BeginPublish(context_key, tokens, deadline));
@@ -130,46 +125,138 @@ absl::StatusOr<std::vector<size_t>> Publisher::Step(const std::string& context_k
     // At the session's end the daemon drops it anyway, so this may fail.
     control.AbortPublish(missing.publish, clock_.Now() + absl::Seconds(1)).IgnoreError();
   };
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<PlannedPage> plan,
-                         PlanPublish(missing, pages_, session_->info().profile->windows()));
-  if (std::vector<size_t> cuts = Cuts(plan); !cuts.empty()) {
-    return cuts;
-  }
-  CRUMB_RETURN_IF_ERROR(HandOver(missing.publish, plan, deadline));
-  std::move(abort).Cancel();
-  return std::vector<size_t>();
-}
-
-absl::Status Publisher::HandOver(PublishId publish,
-                                 const std::vector<PlannedPage>& plan,
-                                 absl::Time deadline) {
-  CRUMB_RETURN_IF_ERROR(session_->planes().map != nullptr
-                            ? CommitFromStaging(publish, plan, deadline)
-                            : CommitOverUcx(publish, plan, deadline));
+  const Profile& profile = *session_->info().profile;
+  CRUMB_ASSIGN_OR_RETURN(std::vector<PlannedPage> plan,
+                         PlanPublish(missing, pages_, profile.windows()));
   for (const PlannedPage& page : plan) {
     result_.tail_pages += page.is_tail ? 1 : 0;
     result_.bytes_sent += PageBytes(page.encoding);
   }
-  return absl::OkStatus();
+  CRUMB_RETURN_IF_ERROR(
+      HandOver(missing.publish,
+               CutIntoParts(std::move(plan), profile.geometry(), session_->info().heads.count,
+                            options_.max_part_bytes),
+               deadline));
+  std::move(abort).Cancel();
+  return result_;
 }
 
-absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const PlannedPage> plan,
+absl::Status Publisher::HandOver(PublishId publish,
+                                 const std::vector<Part>& parts,
+                                 absl::Time deadline) {
+  if (parts.empty()) {
+    return Commit({.publish = publish, .staged = {}}, deadline);
+  }
+  const bool by_map = session_->planes().map != nullptr;
+  const size_t max_bytes =
+      by_map ? options_.max_staging_bytes : std::min(options_.max_staging_bytes, kMaxUcxBytes);
+  const size_t slot_bytes = LargestBytes(parts);
+  const size_t num_slots = std::min({parts.size(), options_.writes.num_slots,
+                                     std::max<size_t>(2, max_bytes / slot_bytes),
+                                     std::max<size_t>(1, kMaxStagingBytes / slot_bytes)});
+  return by_map ? HandOverByMap(publish, parts, num_slots, deadline)
+                : HandOverByUcx(publish, parts, num_slots, deadline);
+}
+
+absl::Status Publisher::HandOverByMap(PublishId publish,
+                                      const std::vector<Part>& parts,
+                                      size_t num_slots,
+                                      absl::Time deadline) {
+  MapTransport& map = *session_->planes().map;
+  const size_t slot_bytes = LargestBytes(parts);
+  CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> staging,
+                         map.AcquireStaging(num_slots * slot_bytes, deadline));
+  if (pages_.wants_registered_memory()) {
+    map.RegisterStaging().IgnoreError();  // Copies work without, too, if slower.
+  }
+  bool daemon_may_read = false;
+  absl::Cleanup release = [&] { map.ReleaseStaging(/*discard=*/daemon_may_read); };
+  const auto stage = [&](const Part& part, size_t slot) -> absl::StatusOr<CommitParams> {
+    CommitParams params{.publish = publish, .staged = {}};
+    const size_t offset = slot * slot_bytes;
+    const std::span<std::byte> place = staging.subspan(offset, slot_bytes);
+    map.TouchStaging(place);
+    CRUMB_ASSIGN_OR_RETURN(params.staged, FillStaging(part, place, deadline));
+    for (StagedImage& image : params.staged) {
+      image.offset += offset;
+    }
+    return params;
+  };
+  return WriteAll(publish, parts, num_slots, stage, deadline, &daemon_may_read);
+}
+
+absl::Status Publisher::HandOverByUcx(PublishId publish,
+                                      const std::vector<Part>& parts,
+                                      size_t num_slots,
+                                      absl::Time deadline) {
+  const size_t slot_bytes = LargestBytes(parts);
+  std::vector<std::byte> buffer(slot_bytes);  // Free again once it has been sent.
+  const auto stage = [&](const Part& part, size_t slot) -> absl::StatusOr<CommitParams> {
+    CommitParams params{.publish = publish, .staged = {}, .over_ucx = true};
+    CRUMB_ASSIGN_OR_RETURN(params.staged, FillStaging(part, buffer, deadline));
+    const size_t begin = slot * slot_bytes;
+    size_t end = begin;
+    std::vector<OutgoingPage> outgoing;
+    for (StagedImage& page : params.staged) {
+      const size_t bytes = PageBytes(page.encoding);
+      outgoing.push_back({.page = page.page,
+                          .encoding = page.encoding,
+                          .image = std::span(buffer).subspan(page.offset, bytes)});
+      page.offset = end;  // There they lie back to back.
+      end += bytes;
+    }
+    CRUMB_RETURN_IF_ERROR(session_->planes().ucx->SendPages(publish, begin, outgoing, deadline));
+    return params;
+  };
+  bool daemon_may_read = false;  // Memory of its own.
+  return WriteAll(publish, parts, num_slots, stage, deadline, &daemon_may_read);
+}
+
+absl::Status Publisher::WriteAll(PublishId publish,
+                                 const std::vector<Part>& parts,
+                                 size_t num_slots,
+                                 StagePart stage,
+                                 absl::Time deadline,
+                                 bool* daemon_may_read) {
+  if (parts.size() == 1) {
+    CRUMB_ASSIGN_OR_RETURN(const CommitParams params, stage(parts.front(), 0));
+    absl::Status status = Commit(params, deadline);
+    *daemon_may_read = MeansNoAnswer(status);
+    return status;
+  }
+  PartWrites::Options options = options_.writes;
+  options.num_slots = num_slots;
+  PartWrites writes(options, session_->control(), clock_, deadline);
+  const absl::Status status = [&] {
+    for (const Part& part : parts) {
+      CRUMB_ASSIGN_OR_RETURN(const size_t slot, writes.AwaitSlot());
+      CRUMB_ASSIGN_OR_RETURN(CommitParams params, stage(part, slot));
+      writes.Start(slot, std::move(params));
+    }
+    return writes.AwaitAll();
+  }();
+  *daemon_may_read = writes.AwaitAnswers();
+  return status.ok() ? Commit({.publish = publish, .staged = {}}, deadline) : status;
+}
+
+absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const PlannedPage> part,
                                                                 std::span<std::byte> staging,
                                                                 absl::Time deadline) {
+  if (clock_.Now() >= deadline) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "publish: page ", part.front().page.value(), " and others of ", result_.bytes_sent,
+        " bytes were not copied in time; give it longer, or "
+        "publish less"));
+  }
   std::vector<StagedImage> staged;
-  staged.reserve(plan.size());
+  staged.reserve(part.size());
   size_t offset = 0;
-  for (const PlannedPage& page : plan) {
+  for (const PlannedPage& page : part) {
     const std::span<std::byte> image = staging.subspan(offset, PageBytes(page.encoding));
     CRUMB_RETURN_IF_ERROR(pages_.ExportPage(page.page, page.encoding, image));
     staged.push_back(
         {.page = page.page, .encoding = page.encoding, .offset = offset, .head_crc32c = {}});
     offset += Align(image.size());
-    if (clock_.Now() >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("publish: ", staged.size(), " of ", plan.size(),
-                       " pages were copied in time; give it longer, or publish less"));
-    }
   }
   const uint32_t num_heads = session_->info().heads.count;
   CRUMB_ASSIGN_OR_RETURN(const std::vector<uint32_t> checksums, pages_.Finish(num_heads));
@@ -186,76 +273,18 @@ absl::StatusOr<std::vector<StagedImage>> Publisher::FillStaging(std::span<const 
   return staged;
 }
 
-absl::Status Publisher::CommitFromStaging(PublishId publish,
-                                          const std::vector<PlannedPage>& plan,
-                                          absl::Time deadline) {
-  CommitParams params{.publish = publish, .staged = {}};
-  if (plan.empty()) {
-    return Commit(params, deadline);
-  }
-  MapTransport& map = *session_->planes().map;
-  CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> staging,
-                         map.AcquireStaging(TotalBytes(plan), deadline));
-  if (pages_.wants_registered_memory()) {
-    map.RegisterStaging().IgnoreError();  // Copies work without, too, if slower.
-  }
-  bool daemon_may_read = false;
-  absl::Cleanup release = [&] { map.ReleaseStaging(/*discard=*/daemon_may_read); };
-  CRUMB_ASSIGN_OR_RETURN(params.staged, FillStaging(plan, staging, deadline));
-  absl::Status status = Commit(params, deadline);
-  // An answer means that the daemon is done with it; no answer means nothing.
-  daemon_may_read = status.code() == absl::StatusCode::kDeadlineExceeded ||
-                    status.code() == absl::StatusCode::kUnavailable ||
-                    status.code() == absl::StatusCode::kCancelled;
-  return status;
-}
-
-absl::Status Publisher::CommitOverUcx(PublishId publish,
-                                      const std::vector<PlannedPage>& plan,
-                                      absl::Time deadline) {
-  CommitParams params{.publish = publish, .staged = {}, .over_ucx = true};
-  std::vector<std::byte> buffer;
-  for (std::span<const PlannedPage> rest = plan; !rest.empty();) {
-    const size_t count = CountFitting(rest, kMaxSendBytes);
-    CRUMB_RETURN_IF_ERROR(SendOverUcx(rest.first(count), deadline, buffer, params));
-    rest = rest.subspan(count);
-  }
-  return Commit(params, deadline);
-}
-
-absl::Status Publisher::SendOverUcx(std::span<const PlannedPage> pages,
-                                    absl::Time deadline,
-                                    std::vector<std::byte>& buffer,
-                                    CommitParams& params) {
-  buffer.resize(std::max(buffer.size(), TotalBytes(pages)));
-  CRUMB_ASSIGN_OR_RETURN(std::vector<StagedImage> staged, FillStaging(pages, buffer, deadline));
-  std::vector<OutgoingPage> outgoing;
-  for (StagedImage& page : staged) {
-    outgoing.push_back({.page = page.page,
-                        .encoding = page.encoding,
-                        .image = std::span(buffer).subspan(page.offset, PageBytes(page.encoding))});
-    // The daemon puts pages back to back, in the order of sending.
-    page.offset = params.staged.empty()
-                      ? 0
-                      : params.staged.back().offset + PageBytes(params.staged.back().encoding);
-    params.staged.push_back(std::move(page));
-  }
-  return session_->planes().ucx->SendPages(params.publish, outgoing, deadline);
-}
-
 absl::Status Publisher::Commit(const CommitParams& params, absl::Time deadline) {
   absl::StatusOr<CommitCounts> counts = session_->control().CommitPublish(params, deadline);
-  absl::Duration backoff = options_.first_backoff;
+  absl::Duration backoff = options_.writes.first_backoff;
   // What was handed over stays with the daemon, so the commit alone is repeated.
   while (absl::IsResourceExhausted(counts.status()) && clock_.Now() + backoff < deadline) {
     // sleeps: the back-off itself; the daemon has no way to say that its queue has room.
     absl::SleepFor(backoff);
-    backoff = std::min(2 * backoff, options_.max_backoff);
+    backoff = std::min(2 * backoff, options_.writes.max_backoff);
     counts = session_->control().CommitPublish(params, deadline);
   }
   CRUMB_RETURN_IF_ERROR(counts.status());
-  result_.pages_added += counts->pages_added;
-  // The last step counts what the steps before it added as present.
+  result_.pages_added = counts->pages_added;
   result_.pages_present = counts->pages_present;
   return absl::OkStatus();
 }

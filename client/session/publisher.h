@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One publish: which pages the daemon lacks, in which encoding this sequence can give them, their
-// bytes into staging memory or over UCX, and the commit that makes them visible.
+// bytes part by part into staging memory or over UCX, and the commit that makes all of them
+// visible.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 #include "client/session/page_exporter.h"
+#include "client/session/part_writes.h"
 #include "client/session/session.h"
 #include "crumb/client.h"
 #include "proto/base/clock.h"
@@ -36,17 +39,24 @@ absl::StatusOr<std::vector<PlannedPage>> PlanPublish(const MissingPages& missing
                                                      const PageExporter& exporter,
                                                      const Windows& windows);
 
-// Publishes tokens[0, 64 * n) in as many steps as staging memory asks for. Blocks;
-// by one thread. Errors as Client::Publish.
+// `plan` in parts of at most `max_bytes`, or as much as the largest page has: what is staged and
+// written at a time. BF16 pages are in the first parts, since they take the daemon longest; a
+// part's own pages ascend.
+std::vector<std::vector<PlannedPage>> CutIntoParts(std::vector<PlannedPage> plan,
+                                                   const Geometry& geometry,
+                                                   uint32_t num_heads,
+                                                   size_t max_bytes);
+
+// Publishes tokens[0, 64 * n): while the daemon writes some parts, the next is staged. Blocks; by
+// one thread. Errors as Client::Publish.
 class Publisher {
  public:
   struct Options {
-    // Of one step. At most kMaxStagingBytes; smaller costs more round trips, larger more memory.
-    size_t max_step_bytes = size_t{256} << 20;
-    // A commit that finds the daemon's demotion queue full is repeated, until the deadline, after
-    // this long at first and twice as long each time, up to max_backoff.
-    absl::Duration first_backoff = absl::Milliseconds(10);
-    absl::Duration max_backoff = absl::Milliseconds(250);
+    // Larger ones cost memory and a longer wait for the first and the last, smaller ones calls.
+    size_t max_part_bytes = size_t{4} << 20;
+    // Whatever the prefix is; but room for two parts. What the daemon keeps up with is not touched.
+    size_t max_staging_bytes = size_t{128} << 20;
+    PartWrites::Options writes = {};  // Its slots, if there is room for so many.
   };
 
   Publisher(const Options& options,
@@ -60,36 +70,34 @@ class Publisher {
                                     absl::Time deadline);
 
  private:
-  // How many of the first pages fit into so many bytes; at least one of any.
-  size_t CountFitting(std::span<const PlannedPage> plan, size_t max_bytes) const;
-  // Where to end the steps before the last, in tokens; none if all fits into one.
-  std::vector<size_t> Cuts(std::span<const PlannedPage> plan) const;
-  // Publishes `tokens` if that fits into one step, and returns nothing; otherwise publishes
-  // nothing, and returns Cuts.
-  absl::StatusOr<std::vector<size_t>> Step(const std::string& context_key,
-                                           std::span<const uint32_t> tokens,
-                                           absl::Time deadline);
-  absl::Status HandOver(PublishId publish,
-                        const std::vector<PlannedPage>& plan,
-                        absl::Time deadline);
-  absl::StatusOr<std::vector<StagedImage>> FillStaging(std::span<const PlannedPage> plan,
+  using Part = std::vector<PlannedPage>;
+  // Puts a part where the daemon finds it, for the slot-th place of staging memory.
+  using StagePart = absl::FunctionRef<absl::StatusOr<CommitParams>(const Part& part, size_t slot)>;
+
+  absl::Status HandOver(PublishId publish, const std::vector<Part>& parts, absl::Time deadline);
+  absl::Status HandOverByMap(PublishId publish,
+                             const std::vector<Part>& parts,
+                             size_t num_slots,
+                             absl::Time deadline);
+  absl::Status HandOverByUcx(PublishId publish,
+                             const std::vector<Part>& parts,
+                             size_t num_slots,
+                             absl::Time deadline);
+  // `daemon_may_read`: an answer is missing, so that staging memory must not be written again.
+  absl::Status WriteAll(PublishId publish,
+                        const std::vector<Part>& parts,
+                        size_t num_slots,
+                        StagePart stage,
+                        absl::Time deadline,
+                        bool* daemon_may_read);
+  absl::StatusOr<std::vector<StagedImage>> FillStaging(std::span<const PlannedPage> part,
                                                        std::span<std::byte> staging,
                                                        absl::Time deadline);
-  absl::Status CommitFromStaging(PublishId publish,
-                                 const std::vector<PlannedPage>& plan,
-                                 absl::Time deadline);
-  absl::Status CommitOverUcx(PublishId publish,
-                             const std::vector<PlannedPage>& plan,
-                             absl::Time deadline);
-  // Sends pages by way of `buffer`, which grows to hold them, and names them in `params`.
-  absl::Status SendOverUcx(std::span<const PlannedPage> pages,
-                           absl::Time deadline,
-                           std::vector<std::byte>& buffer,
-                           CommitParams& params);
   // RESOURCE_EXHAUSTED: the daemon's demotion queue was full until the deadline.
   absl::Status Commit(const CommitParams& params, absl::Time deadline);
   size_t PageBytes(PageEncoding encoding) const;
-  size_t TotalBytes(std::span<const PlannedPage> plan) const;
+  // What a place of staging memory must have.
+  size_t LargestBytes(const std::vector<Part>& parts) const;
 
   const Options options_;
   const std::shared_ptr<Session> session_;

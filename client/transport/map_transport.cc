@@ -8,6 +8,7 @@
 
 #include "client/transport/gpu_source.h"
 #include "proto/base/check.h"
+#include "proto/base/huge_page.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -55,7 +56,10 @@ absl::StatusOr<std::unique_ptr<PageSource>> MapTransport::OpenOnGpu(const Leased
                          prefix, std::move(rest), &gpu_chunks_, deadline);
 }
 
-absl::Status MapTransport::SendPages(PublishId, std::span<const OutgoingPage>, absl::Time) {
+absl::Status MapTransport::SendPages(PublishId,
+                                     uint64_t,
+                                     std::span<const OutgoingPage>,
+                                     absl::Time) {
   return absl::UnimplementedError("the memory map stages pages, it does not send them");
 }
 
@@ -87,8 +91,16 @@ absl::StatusOr<std::span<std::byte>> MapTransport::AcquireStaging(size_t bytes,
   return staging_.bytes();
 }
 
+void MapTransport::TouchStaging(std::span<std::byte> part) {
+  const size_t end = static_cast<size_t>(part.data() - staging_.bytes().data()) + part.size();
+  if (end > staging_.touched_bytes()) {
+    staging_.Touch(end);
+  }
+}
+
 absl::Status MapTransport::RegisterStaging() {
   if (staging_registration_ == nullptr) {
+    TouchStaging(staging_.bytes());
     CRUMB_ASSIGN_OR_RETURN(staging_registration_, HostRegistration::Create(staging_.bytes(),
                                                                            /*is_read_only=*/false));
   }
@@ -98,6 +110,9 @@ absl::Status MapTransport::RegisterStaging() {
 absl::Status MapTransport::ReplaceStaging(size_t bytes, absl::Time deadline) {
   staging_registration_ = nullptr;
   staging_ = StagingBuffer();  // First: not both at the same time.
+  if (bytes > kHugePageBytes) {
+    bytes = (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  }
   CRUMB_ASSIGN_OR_RETURN(staging_, StagingBuffer::Create(std::max(bytes, kMinStagingBytes)));
   return socket_.GiveStaging(staging_.memfd(), staging_.bytes().size(), deadline);
 }

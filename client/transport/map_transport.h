@@ -50,6 +50,7 @@ class MapTransport : public PageTransport {
   absl::StatusOr<std::unique_ptr<PageSource>> Open(const LeasedPrefix& prefix,
                                                    absl::Time deadline) override;
   absl::Status SendPages(PublishId publish,
+                         uint64_t offset,
                          std::span<const OutgoingPage> pages,
                          absl::Time deadline) override;
   // Maps chunks ahead, too.
@@ -68,6 +69,9 @@ class MapTransport : public PageTransport {
   // it. Valid until ReleaseStaging. DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, or errors of the socket;
   // it is then not held.
   absl::StatusOr<std::span<std::byte>> AcquireStaging(size_t bytes, absl::Time deadline);
+  // By its holder, before a part of it is written: has the system give it in huge pages where Linux
+  // can. Touching all of it at once would cost memory that is perhaps not needed.
+  void TouchStaging(std::span<std::byte> part);
   // Has the current GPU write to it by itself. By its holder; until it is replaced.
   absl::Status RegisterStaging();
   // `discard`: the daemon may still be reading it, so it must not be written again.

@@ -136,13 +136,14 @@ class PageTransport {
                                                            absl::Time deadline) = 0;
 
   // Hands over pages of an open publish, before its Commit; the bytes may be reused on return,
-  // whatever the result. The pages of all calls for one publish lie in its staging memory back to
-  // back, in the order in which they were sent, from offset 0: what Commit names with STAGING_UCX.
-  // Blocks until the daemon has them or `deadline`; one call a publish at a time, and after an
-  // error the publish is to be aborted. INVALID_ARGUMENT: none, or more than kMaxStagingBytes with
-  // the earlier ones. RESOURCE_EXHAUSTED: the daemon has no room to stage them now. Not for the
+  // whatever the result. The pages then lie back to back in the publish's staging memory, from
+  // `offset` on: what Commit names with STAGING_UCX. Pages that were there before must have been
+  // written. Blocks until the daemon has them or `deadline`; one call a publish at a time, and
+  // after an error the publish is to be aborted. INVALID_ARGUMENT: none, or an end beyond
+  // kMaxStagingBytes. RESOURCE_EXHAUSTED: the daemon has no room to stage them now. Not for the
   // map, which stages instead (map_transport.h): UNIMPLEMENTED.
   virtual absl::Status SendPages(PublishId publish,
+                                 uint64_t offset,
                                  std::span<const OutgoingPage> pages,
                                  absl::Time deadline) = 0;
 

@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "proto/base/huge_page.h"
+
 namespace crumb {
 namespace {
 
@@ -34,7 +36,7 @@ absl::StatusOr<StagingBuffer> StagingBuffer::Create(size_t bytes) {
   if (::fcntl(buffer.memfd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Failed("fcntl(F_ADD_SEALS)", bytes);
   }
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, buffer.memfd(), 0);
+  void* base = MapAtHugePage(buffer.memfd(), bytes, PROT_READ | PROT_WRITE);
   if (base == MAP_FAILED) {
     return Failed("mmap", bytes);
   }
@@ -42,12 +44,20 @@ absl::StatusOr<StagingBuffer> StagingBuffer::Create(size_t bytes) {
   return buffer;
 }
 
+void StagingBuffer::Touch(size_t end) {
+  AskForHugePages(bytes_, bytes_.subspan(touched_bytes_, end - touched_bytes_));
+  touched_bytes_ = end;
+}
+
 StagingBuffer::StagingBuffer(StagingBuffer&& other) noexcept
-    : memfd_(std::move(other.memfd_)), bytes_(std::exchange(other.bytes_, {})) {}
+    : memfd_(std::move(other.memfd_)),
+      bytes_(std::exchange(other.bytes_, {})),
+      touched_bytes_(std::exchange(other.touched_bytes_, 0)) {}
 
 StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
   std::swap(memfd_, other.memfd_);
   std::swap(bytes_, other.bytes_);
+  std::swap(touched_bytes_, other.touched_bytes_);
   return *this;
 }
 

@@ -18,7 +18,7 @@ class StagingBuffer {
  public:
   StagingBuffer() = default;
   // RESOURCE_EXHAUSTED, with the size and the system's reason. Physical memory is taken as it is
-  // written.
+  // touched or written.
   static absl::StatusOr<StagingBuffer> Create(size_t bytes);
   StagingBuffer(StagingBuffer&& other) noexcept;
   StagingBuffer& operator=(StagingBuffer&& other) noexcept;
@@ -29,9 +29,15 @@ class StagingBuffer {
   int memfd() const { return memfd_.get(); }
   std::span<std::byte> bytes() const { return bytes_; }
 
+  // Has the system give the memory of the first `end` bytes, beyond those it was asked for before,
+  // in huge pages where Linux can; else in small ones, as they are written.
+  void Touch(size_t end);
+  size_t touched_bytes() const { return touched_bytes_; }
+
  private:
   UniqueFd memfd_;
   std::span<std::byte> bytes_;
+  size_t touched_bytes_ = 0;
 };
 
 }  // namespace crumb

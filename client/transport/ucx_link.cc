@@ -13,8 +13,6 @@
 namespace crumb {
 namespace {
 
-constexpr size_t kMaxOpenPublishes = 256;  // More than a daemon allows a session.
-
 absl::Status CheckSession(const SessionInfo& session) {
   if (session.ucx_host.empty()) {
     return absl::UnavailableError(
@@ -144,6 +142,7 @@ void UcxLink::SendCancel(uint64_t request_id) {
 }
 
 absl::Status UcxLink::SendPages(PublishId publish,
+                                uint64_t offset,
                                 std::span<const OutgoingPage> pages,
                                 absl::Time deadline) {
   StageMessage message;
@@ -152,7 +151,7 @@ absl::Status UcxLink::SendPages(PublishId publish,
   for (const OutgoingPage& page : pages) {
     message.request_bytes += page.image.size();
   }
-  message.offset = TakeStaging(publish, message.request_bytes);
+  message.offset = offset;
   // The bounds are the decoder's, at the other end.
   CRUMB_RETURN_IF_ERROR(DecodeMessage(WireBytes(message)).status());
   const uint64_t request_id = message.preamble.request_id;
@@ -167,16 +166,6 @@ absl::Status UcxLink::SendPages(PublishId publish,
   }
   static_cast<void>(worker_->Post([this, request_id] { answers_.erase(request_id); }));
   return status;
-}
-
-uint64_t UcxLink::TakeStaging(PublishId publish, uint64_t bytes) {
-  const absl::MutexLock lock(&mutex_);
-  const uint64_t offset = staged_bytes_[publish];
-  staged_bytes_[publish] += bytes;
-  if (staged_bytes_.size() > kMaxOpenPublishes) {
-    staged_bytes_.erase(staged_bytes_.begin());  // The oldest: ids ascend.
-  }
-  return offset;
 }
 
 absl::Status UcxLink::SendPieces(StageMessage message,

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,6 +49,7 @@ class UcxLink final : public UcxWorker::Handler {
   // Tells the daemon that the pull's bytes are not wanted any more.
   void CancelPull(uint64_t request_id);
   absl::Status SendPages(PublishId publish,
+                         uint64_t offset,
                          std::span<const OutgoingPage> pages,
                          absl::Time deadline);
 
@@ -88,8 +88,6 @@ class UcxLink final : public UcxWorker::Handler {
                           std::span<const OutgoingPage> pages,
                           const Answer& answer,
                           absl::Time deadline);
-  // Where the next pages of a publish lie in its staging memory.
-  uint64_t TakeStaging(PublishId publish, uint64_t bytes);
 
   // On the worker's thread.
   absl::Status EnsurePeer();
@@ -103,9 +101,6 @@ class UcxLink final : public UcxWorker::Handler {
   const Clock& clock_;
   ChunkPool stage_chunks_;
   const std::shared_ptr<PullTable> pulls_;  // shared: with the session's other links.
-
-  absl::Mutex mutex_;
-  std::map<PublishId, uint64_t> staged_bytes_ ABSL_GUARDED_BY(mutex_);  // Of the last publishes.
 
   // Confined to the worker's thread.
   UcxPeerId peer_;                    // 0: not connected.

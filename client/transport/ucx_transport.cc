@@ -82,9 +82,10 @@ class UcxTransport final : public PageTransport {
   }
 
   absl::Status SendPages(PublishId publish,
+                         uint64_t offset,
                          std::span<const OutgoingPage> pages,
                          absl::Time deadline) override {
-    return links_->links.front()->SendPages(publish, pages, deadline);
+    return links_->links.front()->SendPages(publish, offset, pages, deadline);
   }
 
  private:

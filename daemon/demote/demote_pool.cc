@@ -32,14 +32,57 @@ absl::Status DemotePool::Submit(std::unique_ptr<DemoteJob> job) {
   if (num_jobs_ >= options_.max_jobs) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the demotion queue is full: ", num_jobs_,
-        " publishes wait or are being written (threads: ", options_.num_threads,
+        " publishes, or parts of them, wait or are being written (threads: ", options_.num_threads,
         "), and [demote] queue is ", options_.max_jobs,
-        ". What was staged stays: repeat the commit later, or abort and go on without; raise "
+        ". What was staged stays: repeat the commit or the write later, or abort and go on "
+        "without; raise "
         "[demote] threads or queue if this lasts"));
   }
   ++num_jobs_;
-  queue_.push_back(std::move(state));
+  EnqueueLocked(std::move(state));
   return absl::OkStatus();
+}
+
+void DemotePool::EnqueueLocked(std::shared_ptr<State> state) {
+  const uint64_t id = state->job->group();
+  const auto group = std::find_if(queue_.begin(), queue_.end(), [id](const Group& waiting) {
+    return id != 0 && waiting.id == id;
+  });
+  if (group != queue_.end()) {
+    group->jobs.push_back(std::move(state));
+    return;
+  }
+  queue_.push_back({.id = id, .jobs = {}});
+  queue_.back().jobs.push_back(std::move(state));
+}
+
+std::shared_ptr<DemotePool::State> DemotePool::TakeTurnLocked() {
+  Group group = std::move(queue_.front());
+  queue_.pop_front();
+  std::shared_ptr<State> state = group.jobs.front();
+  if (state->next_page + 1 == state->num_pages) {
+    group.jobs.pop_front();
+  }
+  if (!group.jobs.empty()) {
+    queue_.push_back(std::move(group));
+  }
+  return state;
+}
+
+void DemotePool::RemoveLocked(const State& state) {
+  for (auto group = queue_.begin(); group != queue_.end(); ++group) {
+    const auto found =
+        std::find_if(group->jobs.begin(), group->jobs.end(),
+                     [&state](const auto& waiting) { return waiting.get() == &state; });
+    if (found == group->jobs.end()) {
+      continue;
+    }
+    group->jobs.erase(found);
+    if (group->jobs.empty()) {
+      queue_.erase(group);
+    }
+    return;
+  }
 }
 
 uint32_t DemotePool::num_jobs() const {
@@ -61,14 +104,9 @@ void DemotePool::RunThread() {
     if (stopped_) {
       return;
     }
-    // Round robin: the publish goes to the queue's end as long as it has pages to start.
-    std::shared_ptr<State> state = std::move(queue_.front());
-    queue_.pop_front();
+    const std::shared_ptr<State> state = TakeTurnLocked();
     const size_t page = state->next_page++;
     ++state->running;
-    if (state->next_page < state->num_pages) {
-      queue_.push_back(state);
-    }
 
     mutex_.Unlock();
     absl::Status status = state->job->RunPage(page, scratch);
@@ -76,7 +114,7 @@ void DemotePool::RunThread() {
 
     --state->running;
     if (!status.ok() && state->next_page < state->num_pages) {
-      queue_.erase(std::find(queue_.begin(), queue_.end(), state));
+      RemoveLocked(*state);
     }
     const bool ended = status.ok() ? state->running == 0 && state->next_page == state->num_pages
                                    : FailLocked(*state, status);
@@ -104,7 +142,10 @@ void DemotePool::Stop() {
   std::deque<std::shared_ptr<State>> left;
   {
     absl::MutexLock lock(&mutex_);
-    left.swap(queue_);
+    for (const Group& group : queue_) {
+      left.insert(left.end(), group.jobs.begin(), group.jobs.end());
+    }
+    queue_.clear();
   }
   for (const std::shared_ptr<State>& state : left) {
     CRUMB_CHECK(state->running == 0, "no thread is left to run a page");

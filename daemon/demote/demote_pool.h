@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The threads that copy, check and demote published pages: a fixed number, fed by a bounded queue
-// of publishes. Threads take one page at a time, from each publish in turn, so a long publish does
-// not hold up a short one, and a single publish uses all threads.
+// of jobs. Threads take one page at a time, from each publish in turn, so a long publish does not
+// hold up a short one, and a single publish uses all threads. The jobs of one publish, which may
+// come in parts, have one turn together and run in their order: what came first is done first, and
+// its staging memory free again.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +26,13 @@ struct DemoteScratch {
   std::vector<std::byte> stored;
 };
 
-// The pages of one publish.
+// Pages of one publish.
 class DemoteJob {
  public:
   virtual ~DemoteJob() = default;
+
+  // Jobs of the same have one turn together; 0: the job is alone. Constant.
+  virtual uint64_t group() const { return 0; }
 
   // At least 1. Constant.
   virtual size_t num_pages() const = 0;
@@ -43,7 +48,7 @@ class DemotePool {
  public:
   struct Options {
     uint32_t num_threads = 1;
-    uint32_t max_jobs = 64;  // Publishes queued or running.
+    uint32_t max_jobs = 256;  // Queued or running.
   };
 
   explicit DemotePool(const Options& options);
@@ -62,7 +67,7 @@ class DemotePool {
   uint32_t num_jobs() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // One publish in the pool. Guarded by the pool's mutex but for `job`, which is constant.
+  // One job in the pool. Guarded by the pool's mutex but for `job`, which is constant.
   struct State {
     std::unique_ptr<DemoteJob> job;
     size_t num_pages = 0;
@@ -71,7 +76,18 @@ class DemotePool {
     absl::Status status;
   };
 
+  // Jobs with pages left to start.
+  struct Group {
+    uint64_t id = 0;
+    // shared: by the queue, while pages are left to start, and the threads that run its pages.
+    std::deque<std::shared_ptr<State>> jobs;
+  };
+
   void RunThread() ABSL_LOCKS_EXCLUDED(mutex_);
+  void EnqueueLocked(std::shared_ptr<State> state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job whose page is to be started next; it has its turn again after all others.
+  std::shared_ptr<State> TakeTurnLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RemoveLocked(const State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasWorkLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopped_ || !queue_.empty();
   }
@@ -80,8 +96,7 @@ class DemotePool {
 
   const Options options_;
   mutable absl::Mutex mutex_;
-  // shared: by the queue, while pages are left to start, and the threads that run its pages.
-  std::deque<std::shared_ptr<State>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Group> queue_ ABSL_GUARDED_BY(mutex_);  // In the order of their turns.
   uint32_t num_jobs_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // Constant until Stop.

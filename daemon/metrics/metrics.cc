@@ -20,8 +20,8 @@ namespace crumb {
 namespace {
 
 constexpr std::array<const char*, kNumRpcMethods> kMethodNames = {
-    "Lookup",      "Probe",         "BeginPublish", "CommitPublish", "AbortPublish",
-    "RenewLeases", "ReleaseLeases", "Attach",       "Admin",
+    "Lookup",       "Probe",       "BeginPublish",  "WritePages", "CommitPublish",
+    "AbortPublish", "RenewLeases", "ReleaseLeases", "Attach",     "Admin",
 };
 // gRPC's codes, by number; those of a later version count as UNKNOWN.
 constexpr std::array<const char*, 17> kCodeNames = {

@@ -27,6 +27,7 @@ enum class RpcMethod {
   kLookup,
   kProbe,
   kBeginPublish,
+  kWritePages,
   kCommitPublish,
   kAbortPublish,
   kRenewLeases,
@@ -34,7 +35,7 @@ enum class RpcMethod {
   kAttach,
   kAdmin,  // All calls of the Admin service.
 };
-inline constexpr size_t kNumRpcMethods = 9;
+inline constexpr size_t kNumRpcMethods = 10;
 
 // What became of a published page.
 enum class PageWork { kCopied, kDemotedOnCpu, kDemotedOnGpu };

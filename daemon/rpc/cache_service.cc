@@ -68,6 +68,25 @@ bool AnyOnGpu(const std::vector<PageRef>& pages) {
   });
 }
 
+// Of which publish a request is; the request itself is gone by the time of its answer's log line.
+struct NamedPublish {
+  SessionId session;
+  PublishId publish;
+};
+
+template <typename Request>
+NamedPublish Named(const Request& request) {
+  return {SessionId(request.session().id()), PublishId(request.publish_id())};
+}
+
+void LogFailure(const NamedPublish& of, const absl::Status& status) {
+  if (!status.ok()) {
+    LogEvent(
+        LogLevel::kWarning, "publish_failed",
+        {{"session", of.session.value()}, {"publish", of.publish.value()}, {"status", status}});
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<SessionId> CacheService::Authenticate(const v1::SessionKey& key) const {
@@ -184,66 +203,80 @@ absl::Status CacheService::DoBeginPublish(const v1::BeginPublishRequest& request
   return absl::OkStatus();
 }
 
+grpc::ServerUnaryReactor* CacheService::WritePages(grpc::CallbackServerContext* call,
+                                                   const v1::WritePagesRequest* request,
+                                                   v1::WritePagesReply* /*reply*/) {
+  const UnaryCall unary(context_, call, RpcMethod::kWritePages);
+  const auto done = [unary, of = Named(*request)](const absl::StatusOr<CommitResult>& result) {
+    LogFailure(of, result.status());
+    unary.Finish(result.status());
+  };
+  absl::Status status =
+      request->staged().empty()
+          ? absl::InvalidArgumentError("staged is empty: list the pages to write, or commit")
+          : StartWriting(*request, /*commits=*/false, done);
+  return status.ok() ? unary.reactor() : unary.Finish(status);
+}
+
 grpc::ServerUnaryReactor* CacheService::CommitPublish(grpc::CallbackServerContext* call,
                                                       const v1::CommitPublishRequest* request,
                                                       v1::CommitPublishReply* reply) {
   const UnaryCall unary(context_, call, RpcMethod::kCommitPublish);
-  const SessionId session(request->session().id());
-  const PublishId publish(request->publish_id());
-  absl::Status status = StartCommit(
-      *request, [this, unary, reply, session, publish](const absl::StatusOr<CommitResult>& result) {
-        if (result.ok()) {
-          DropStaging(session, publish);  // Not before: who was refused repeats just the commit.
-          reply->set_pages_added(result->pages_added);
-          reply->set_pages_present(result->pages_present);
-        } else {
-          LogEvent(LogLevel::kWarning, "publish_failed",
-                   {{"session", session.value()},
-                    {"publish", publish.value()},
-                    {"status", result.status()}});
-        }
-        unary.Finish(result.status());
-      });
+  const auto done = [this, unary, reply,
+                     of = Named(*request)](const absl::StatusOr<CommitResult>& result) {
+    LogFailure(of, result.status());
+    if (result.ok()) {
+      DropStaging(of.session, of.publish);  // Not before: who was refused repeats just the commit.
+      reply->set_pages_added(result->pages_added);
+      reply->set_pages_present(result->pages_present);
+    }
+    unary.Finish(result.status());
+  };
+  absl::Status status = StartWriting(*request, /*commits=*/true, done);
   return status.ok() ? unary.reactor() : unary.Finish(status);
 }
 
-absl::Status CacheService::StartCommit(const v1::CommitPublishRequest& request,
-                                       PublishJob::Done done) {
+template <typename Request>
+absl::Status CacheService::StartWriting(const Request& request,
+                                        bool commits,
+                                        const PublishJob::Done& done) {
   const PublishId publish(request.publish_id());
   CRUMB_ASSIGN_OR_RETURN(const SessionId id, Authenticate(request.session()));
   CRUMB_ASSIGN_OR_RETURN(auto session, context_.sessions.Find(id));
-  CRUMB_ASSIGN_OR_RETURN(std::vector<StagedPage> staged, ParseStaged(request));
+  CRUMB_ASSIGN_OR_RETURN(std::vector<StagedPage> staged, ParseStaged(request.staged()));
   if (staged.empty()) {
-    // All was there already: no bytes to touch.
+    // All was there already, or is written: no bytes to touch.
     done(context_.store.CommitPublish(session->id, publish, {}));
     return absl::OkStatus();
   }
-  std::shared_ptr<const StagingMemory> memory;
-  switch (request.staging()) {
-    case v1::STAGING_MEMFD: {
-      CRUMB_ASSIGN_OR_RETURN(memory, context_.session_table.Staging(session->id));
-      break;
-    }
-    case v1::STAGING_UCX: {
+  CRUMB_ASSIGN_OR_RETURN(auto memory, FindStaging(request.staging(), id, publish));
+  CRUMB_ASSIGN_OR_RETURN(
+      std::unique_ptr<PublishJob> job,
+      PublishJob::Create(
+          context_, {std::move(session), publish, std::move(staged), std::move(memory), commits},
+          done));
+  return context_.pool.Submit(std::move(job));
+}
+
+// shared: see StagingMemory.
+absl::StatusOr<std::shared_ptr<const StagingMemory>> CacheService::FindStaging(v1::Staging staging,
+                                                                               SessionId session,
+                                                                               PublishId publish) {
+  switch (staging) {
+    case v1::STAGING_MEMFD:
+      return context_.session_table.Staging(session);
+    case v1::STAGING_UCX:
       if (context_.ucx == nullptr) {
         return absl::FailedPreconditionError(
             "staging is STAGING_UCX, but this daemon does not offer UCX ([ucx] enabled): stage in "
             "a memfd");
       }
-      CRUMB_ASSIGN_OR_RETURN(memory, context_.ucx->Staging(session->id, publish));
-      break;
-    }
+      return context_.ucx->Staging(session, publish);
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat("staging is ", static_cast<int>(request.staging()),
+          absl::StrCat("staging is ", static_cast<int>(staging),
                        ": it must be STAGING_MEMFD (0) or STAGING_UCX (1)"));
   }
-  CRUMB_ASSIGN_OR_RETURN(
-      std::unique_ptr<PublishJob> job,
-      PublishJob::Create(context_,
-                         {std::move(session), publish, std::move(staged), std::move(memory)},
-                         std::move(done)));
-  return context_.pool.Submit(std::move(job));
 }
 
 void CacheService::DropStaging(SessionId session, PublishId publish) {

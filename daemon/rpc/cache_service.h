@@ -14,11 +14,11 @@
 namespace crumb {
 
 // Every method by callback, and Lookup by the bytes of its messages (lookup_message.h).
-using CacheMethods = v1::Cache::WithCallbackMethod_Attach<
-    v1::Cache::WithRawCallbackMethod_Lookup<v1::Cache::WithCallbackMethod_Probe<
-        v1::Cache::WithCallbackMethod_BeginPublish<v1::Cache::WithCallbackMethod_CommitPublish<
+using CacheMethods = v1::Cache::WithCallbackMethod_Attach<v1::Cache::WithRawCallbackMethod_Lookup<
+    v1::Cache::WithCallbackMethod_Probe<v1::Cache::WithCallbackMethod_BeginPublish<
+        v1::Cache::WithCallbackMethod_WritePages<v1::Cache::WithCallbackMethod_CommitPublish<
             v1::Cache::WithCallbackMethod_AbortPublish<v1::Cache::WithCallbackMethod_RenewLeases<
-                v1::Cache::WithCallbackMethod_ReleaseLeases<v1::Cache::Service>>>>>>>>;
+                v1::Cache::WithCallbackMethod_ReleaseLeases<v1::Cache::Service>>>>>>>>>;
 
 // Thread-safe.
 class CacheService : public CacheMethods {
@@ -41,6 +41,9 @@ class CacheService : public CacheMethods {
   grpc::ServerUnaryReactor* BeginPublish(grpc::CallbackServerContext* call,
                                          const v1::BeginPublishRequest* request,
                                          v1::BeginPublishReply* reply) override;
+  grpc::ServerUnaryReactor* WritePages(grpc::CallbackServerContext* call,
+                                       const v1::WritePagesRequest* request,
+                                       v1::WritePagesReply* reply) override;
   grpc::ServerUnaryReactor* CommitPublish(grpc::CallbackServerContext* call,
                                           const v1::CommitPublishRequest* request,
                                           v1::CommitPublishReply* reply) override;
@@ -65,7 +68,12 @@ class CacheService : public CacheMethods {
   absl::Status DoRenewLeases(const v1::RenewLeasesRequest& request, v1::RenewLeasesReply& reply);
   absl::Status DoReleaseLeases(const v1::ReleaseLeasesRequest& request);
   // Answers from the pool, by `done`, if OK.
-  absl::Status StartCommit(const v1::CommitPublishRequest& request, PublishJob::Done done);
+  template <typename Request>  // WritePagesRequest, CommitPublishRequest.
+  absl::Status StartWriting(const Request& request, bool commits, const PublishJob::Done& done);
+  // shared: see StagingMemory.
+  absl::StatusOr<std::shared_ptr<const StagingMemory>> FindStaging(v1::Staging staging,
+                                                                   SessionId session,
+                                                                   PublishId publish);
   // What came over UCX for a publish that has ended.
   void DropStaging(SessionId session, PublishId publish);
   uint32_t lease_ms() const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/rpc/publish_job.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -31,7 +32,12 @@ absl::StatusOr<std::unique_ptr<PublishJob>> PublishJob::Create(RpcContext& conte
                                                                Done done) {
   std::unique_ptr<PublishJob> job(new PublishJob(context, std::move(inputs), std::move(done)));
   const Inputs& in = job->inputs_;
-  CRUMB_ASSIGN_OR_RETURN(job->guard_, context.store.BeginWrite(in.session->id, in.publish));
+  std::vector<PageIdx> pages;
+  for (const StagedPage& staged : in.staged) {
+    pages.push_back(staged.page);
+  }
+  std::sort(pages.begin(), pages.end());  // PlanPages refuses them if they were not.
+  CRUMB_ASSIGN_OR_RETURN(job->guard_, context.store.BeginWrite(in.session->id, in.publish, pages));
   CRUMB_ASSIGN_OR_RETURN(job->tasks_, PlanPages(job->owner(), in.staged, job->guard_.blocks(),
                                                 in.memory->bytes().size()));
   job->written_.resize(job->tasks_.size());
@@ -83,7 +89,12 @@ void PublishJob::Finish(absl::Status status) {
   for (WrittenPage& page : written_) {
     std::move(page.blocks.begin(), page.blocks.end(), std::back_inserter(all));
   }
-  done_(context_.store.CommitPublish(inputs_.session->id, inputs_.publish, all));
+  if (inputs_.commits) {
+    done_(context_.store.CommitPublish(inputs_.session->id, inputs_.publish, all));
+    return;
+  }
+  status = context_.store.KeepWritten(inputs_.session->id, inputs_.publish, std::move(all));
+  done_(status.ok() ? absl::StatusOr<CommitResult>(CommitResult{}) : status);
 }
 
 }  // namespace crumb

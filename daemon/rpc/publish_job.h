@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commit of one publish, as the demotion pool runs it: writes the staged pages into the store's
-// blocks, then makes them visible. Holds all that it touches, so the engine may die at any moment.
+// Staged pages of one publish, as the demotion pool runs them: writes them into the store's blocks,
+// and then, if they are the last, makes all of the publish visible. Holds all that it touches, so
+// the engine may die at any moment.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ namespace crumb {
 
 class PublishJob : public DemoteJob {
  public:
-  // Called once, unless the pool refuses the job.
+  // Called once, unless the pool refuses the job. What it was given is not read any more.
   using Done = std::function<void(const absl::StatusOr<CommitResult>&)>;
 
   struct Inputs {
@@ -32,6 +33,7 @@ class PublishJob : public DemoteJob {
     PublishId publish;
     std::vector<StagedPage> staged;               // At least one.
     std::shared_ptr<const StagingMemory> memory;  // shared: the session may give another.
+    bool commits = true;                          // Else the result of OK is empty.
   };
 
   // As PageStore::BeginWrite and PlanPages.
@@ -40,6 +42,7 @@ class PublishJob : public DemoteJob {
                                                             Done done);
 
   size_t num_pages() const override { return tasks_.size(); }
+  uint64_t group() const override { return inputs_.publish.value(); }
   absl::Status RunPage(size_t index, DemoteScratch& scratch) override;
   void Finish(absl::Status status) override;
 

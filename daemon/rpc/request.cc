@@ -249,10 +249,11 @@ absl::StatusOr<std::vector<LeaseId>> ParseLeases(
   return leases;
 }
 
-absl::StatusOr<std::vector<StagedPage>> ParseStaged(const v1::CommitPublishRequest& request) {
+absl::StatusOr<std::vector<StagedPage>> ParseStaged(
+    const google::protobuf::RepeatedPtrField<v1::StagedPage>& staged) {
   // INT2 and BF16 of each page.
   constexpr size_t kMaxStaged = 2 * kMaxTokens / kPageTokens;
-  const auto count = static_cast<size_t>(request.staged_size());
+  const auto count = static_cast<size_t>(staged.size());
   if (count > kMaxStaged) {
     return absl::InvalidArgumentError(absl::StrCat("staged has ", count, " pages, at most ",
                                                    kMaxStaged,
@@ -261,12 +262,12 @@ absl::StatusOr<std::vector<StagedPage>> ParseStaged(const v1::CommitPublishReque
   }
   std::vector<StagedPage> pages;
   pages.reserve(count);
-  for (const v1::StagedPage& staged : request.staged()) {
-    CRUMB_ASSIGN_OR_RETURN(const StagedEncoding encoding, ParseEncoding(staged));
-    pages.push_back({PageIdx(staged.page_idx()),
+  for (const v1::StagedPage& page : staged) {
+    CRUMB_ASSIGN_OR_RETURN(const StagedEncoding encoding, ParseEncoding(page));
+    pages.push_back({PageIdx(page.page_idx()),
                      encoding,
-                     staged.staging_offset(),
-                     {staged.head_crc32c().begin(), staged.head_crc32c().end()}});
+                     page.staging_offset(),
+                     {page.head_crc32c().begin(), page.head_crc32c().end()}});
   }
   return pages;
 }

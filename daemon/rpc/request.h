@@ -77,6 +77,7 @@ absl::Status CheckContextKey(std::string_view context_key);
 absl::StatusOr<NamespaceId> ParseNamespaceId(std::string_view bytes);
 absl::StatusOr<std::vector<LeaseId>> ParseLeases(
     const google::protobuf::RepeatedField<uint64_t>& lease_ids);
-absl::StatusOr<std::vector<StagedPage>> ParseStaged(const v1::CommitPublishRequest& request);
+absl::StatusOr<std::vector<StagedPage>> ParseStaged(
+    const google::protobuf::RepeatedPtrField<v1::StagedPage>& staged);
 
 }  // namespace crumb

@@ -175,14 +175,16 @@ constexpr std::array kKeys = {
               [](Text t, Config& c) { return SetNumber(t, 1, 1u << 20, c.store.max_sessions); },
               [](const Config& c) { return std::to_string(c.store.max_sessions); }},
     ConfigKey{"demote.threads", "N", ConfigKind::kNumber,
-              "Threads that check and demote published pages; 0: half of the cores.",
+              "Threads that check and demote published pages; 0: half of the cores, at least "
+              "2.",
               [](Text t, Config& c) { return SetNumber(t, 0, 1024, c.demote.num_threads); },
               [](const Config& c) { return std::to_string(c.demote.num_threads); }},
-    ConfigKey{"demote.queue", "N", ConfigKind::kNumber,
-              "Publishes that may wait for these threads or run on them; one more is refused with "
-              "RESOURCE_EXHAUSTED.",
-              [](Text t, Config& c) { return SetNumber(t, 1, 65536, c.demote.max_jobs); },
-              [](const Config& c) { return std::to_string(c.demote.max_jobs); }},
+    ConfigKey{
+        "demote.queue", "N", ConfigKind::kNumber,
+        "Publishes, or parts of long ones, that may wait for these threads or run on them; one "
+        "more is refused with RESOURCE_EXHAUSTED.",
+        [](Text t, Config& c) { return SetNumber(t, 1, 65536, c.demote.max_jobs); },
+        [](const Config& c) { return std::to_string(c.demote.max_jobs); }},
     ConfigKey{"ucx.enabled", "BOOL", ConfigKind::kFlag,
               "Offer pages over UCX too. UCX has no authentication: whoever reaches its ports must "
               "be trusted like the daemon itself.",

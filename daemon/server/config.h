@@ -42,7 +42,7 @@ struct Config {
   std::string metrics = "127.0.0.1:9464";  // Empty: no metrics.
   StoreOptions store;
   GpuConfig gpu;
-  DemotePool::Options demote{.num_threads = 0, .max_jobs = 64};  // 0 threads: half of the cores.
+  DemotePool::Options demote{.num_threads = 0};  // 0: half of the cores, at least 2.
   absl::Duration drain_timeout = absl::Seconds(10);
   UcxConfig ucx;
   LogLevel log_level = LogLevel::kInfo;

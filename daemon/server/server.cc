@@ -53,7 +53,8 @@ uint64_t MakeEpoch() {
 DemotePool::Options PoolOptions(const Config& config) {
   DemotePool::Options options = config.demote;
   if (options.num_threads == 0) {
-    options.num_threads = std::max(1u, std::thread::hardware_concurrency() / 2);
+    // Two at least: one page's demotion, of milliseconds, is not to hold up what is only copied.
+    options.num_threads = std::max(2u, std::thread::hardware_concurrency() / 2);
   }
   return options;
 }

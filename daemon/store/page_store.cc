@@ -124,13 +124,21 @@ absl::StatusOr<PublishPlan> PageStore::BeginPublish(SessionId session,
 
 absl::StatusOr<WriteGuard> PageStore::BeginWrite(SessionId session,
                                                  PublishId publish,
-                                                 std::span<const PageKey> keys) {
+                                                 std::span<const PageIdx> pages) {
   Access lock(this, clock_.Now());
-  CRUMB_ASSIGN_OR_RETURN(store_internal::WriteHold hold, core_->BeginWrite(session, publish, keys));
+  CRUMB_ASSIGN_OR_RETURN(store_internal::WriteHold hold,
+                         core_->BeginWrite(session, publish, pages));
   hold.store = this;
   WriteGuard guard;
   guard.hold_ = std::make_unique<store_internal::WriteHold>(std::move(hold));
   return guard;
+}
+
+absl::Status PageStore::KeepWritten(SessionId session,
+                                    PublishId publish,
+                                    std::vector<WrittenBlock> written) {
+  Access lock(this, clock_.Now());
+  return core_->KeepWritten(session, publish, std::move(written));
 }
 
 absl::StatusOr<CommitResult> PageStore::CommitPublish(SessionId session,

@@ -180,16 +180,21 @@ class PageStore {
   absl::StatusOr<PublishPlan> BeginPublish(SessionId session,
                                            std::string_view context_key,
                                            std::span<const uint32_t> tokens);
-  // Holds blocks of the plan for writing; no keys: all of them. Any thread may then write.
-  // NOT_FOUND: no such publish. INVALID_ARGUMENT: a key that is not in the plan.
+  // Holds for writing what the plan has of `pages`, which ascend (none: of all) and has not been
+  // written yet; perhaps nothing. Any thread may then write. NOT_FOUND: no such publish.
+  // FAILED_PRECONDITION: another WriteGuard has such a block.
   absl::StatusOr<WriteGuard> BeginWrite(SessionId session,
                                         PublishId publish,
-                                        std::span<const PageKey> keys = {});
-  // Makes what was written visible in one step and ends the publish. A BF16 block of the tail may
-  // be left out; nothing else may. What someone else committed meanwhile is a success.
-  // NOT_FOUND: no such publish. INVALID_ARGUMENT: a block that is missing, repeated, not in the
-  // plan, or with another number of checksums; names the page. FAILED_PRECONDITION: a WriteGuard of
-  // it is alive. After an error the publish goes on.
+                                        std::span<const PageIdx> pages = {});
+  // Notes that these blocks have been written, for CommitPublish; once the WriteGuard is gone.
+  // NOT_FOUND: no such publish. INVALID_ARGUMENT: a block that is repeated or out of order, not in
+  // the plan, or with another number of checksums; names the page. FAILED_PRECONDITION: a
+  // WriteGuard of it is alive. After an error none is noted.
+  absl::Status KeepWritten(SessionId session, PublishId publish, std::vector<WrittenBlock> written);
+  // Makes what was written, before or as `written` says, visible in one step and ends the publish.
+  // A BF16 block of the tail may be left out; nothing else may. What someone else committed
+  // meanwhile is a success. Errors as KeepWritten; INVALID_ARGUMENT also: a block is missing. After
+  // an error the publish goes on.
   absl::StatusOr<CommitResult> CommitPublish(SessionId session,
                                              PublishId publish,
                                              std::span<const WrittenBlock> written);

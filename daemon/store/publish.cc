@@ -18,14 +18,6 @@ namespace {
 // same page write. A bound on memory when many engines start at once with one prompt.
 constexpr uint32_t kMaxBlocksPerPage = 4;
 
-absl::string_view Name(PageEncoding encoding) {
-  return encoding == PageEncoding::kInt2 ? "INT2" : "BF16";
-}
-
-std::string Describe(const PageKey& key) {
-  return absl::StrCat("page ", key.page.value(), " in ", Name(key.encoding));
-}
-
 }  // namespace
 
 // Claims, holds and lists what the publish needs of one page.
@@ -158,94 +150,6 @@ absl::StatusOr<Publish*> StoreCore::FindPublish(SessionId session_id, PublishId 
   return place->second.get();
 }
 
-namespace {
-
-PublishItem* FindItem(Publish* publish, const PageKey& key) {
-  const auto place =
-      std::lower_bound(publish->items.begin(), publish->items.end(), key,
-                       [](const PublishItem& item, const PageKey& k) { return item.key < k; });
-  return place != publish->items.end() && place->key == key ? &*place : nullptr;
-}
-
-absl::Status NotInPlan(const Publish& publish, const PageKey& key) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      Describe(key), " is not in the plan of publish ", publish.id.value(), " of ",
-      publish.num_pages(), " pages, ", publish.items.size(), " blocks: write what it lacks only"));
-}
-
-}  // namespace
-
-absl::StatusOr<WriteHold> StoreCore::BeginWrite(SessionId session_id,
-                                                PublishId id,
-                                                std::span<const PageKey> keys) {
-  CRUMB_ASSIGN_OR_RETURN(Publish* const publish, FindPublish(session_id, id));
-  std::vector<PublishItem*> items;
-  for (const PageKey& key : keys) {
-    PublishItem* const item = FindItem(publish, key);
-    if (item == nullptr) {
-      return NotInPlan(*publish, key);
-    }
-    items.push_back(item);
-  }
-  if (keys.empty()) {
-    for (PublishItem& item : publish->items) {
-      items.push_back(&item);
-    }
-  }
-  for (const PublishItem* item : items) {
-    if (item->writing) {
-      return absl::FailedPreconditionError(absl::StrCat(Describe(item->key), " of publish ",
-                                                        id.value(), " is being written already"));
-    }
-  }
-  WriteHold hold{.store = nullptr,
-                 .publish = id,
-                 .ns = publish->ns,
-                 .heads = publish->heads.Mask(),
-                 .slots = {},
-                 .blocks = {}};
-  for (PublishItem* item : items) {
-    if (std::exchange(item->writing, true)) {
-      continue;  // Asked for twice.
-    }
-    StoredBlock& block = blocks_[item->slot];
-    ++block.holds;
-    const size_t range_bytes = publish->ns->profile.geometry.HeadRangeBytes(item->key.encoding);
-    hold.slots.push_back(item->slot);
-    const size_t offset = publish->heads.first * range_bytes;
-    hold.blocks.push_back(
-        {.key = item->key,
-         .bytes =
-             block.chunk->Image(block.index).subspan(offset, publish->heads.count * range_bytes),
-         .fresh = block.chunk->Fresh(block.index, offset)});
-  }
-  ++writes_;
-  return hold;
-}
-
-void StoreCore::EndWrite(const WriteHold& hold) {
-  --writes_;
-  if (hold.slots.empty()) {
-    return;  // It kept nothing, so its namespace may be gone.
-  }
-  const auto place = publishes_.find(hold.publish);
-  for (size_t i = 0; i < hold.slots.size(); ++i) {
-    const BlockSlot slot = hold.slots[i];
-    --blocks_[slot].holds;
-    if (place != publishes_.end()) {
-      FindItem(place->second.get(), hold.blocks[i].key)->writing = false;
-    } else {
-      // The publish ended meanwhile and left us its claim: nobody else could be let in.
-      PrefixNode* const node = blocks_[slot].node;
-      Unclaim(hold.ns, slot, hold.heads);
-      if (node != nullptr) {
-        TrimUnusedPages(hold.ns, node);
-      }
-    }
-  }
-  DropNamespaceIfEmpty(hold.ns);
-}
-
 void StoreCore::Unclaim(Namespace* ns, BlockSlot slot, uint64_t heads) {
   StoredBlock& block = blocks_[slot];
   CRUMB_CHECK((block.heads_claimed & heads) == heads, "heads that no one claimed");
@@ -280,50 +184,6 @@ absl::Status StoreCore::AbortPublish(SessionId session_id, PublishId id) {
   ++counters_.publishes_aborted;
   EndPublish(publish);
   return absl::OkStatus();
-}
-
-// What was written of each item of the plan, null where nothing was and nothing had to be.
-absl::StatusOr<std::vector<const WrittenBlock*>> StoreCore::MatchWritten(
-    const Publish& publish, std::span<const WrittenBlock> written) const {
-  std::vector<const WrittenBlock*> result(publish.items.size(), nullptr);
-  size_t item = 0;
-  for (const WrittenBlock& block : written) {
-    const PageKey key{block.page, block.encoding};
-    while (item < publish.items.size() && publish.items[item].key < key) {
-      ++item;
-    }
-    if (item == publish.items.size() || publish.items[item].key != key) {
-      const bool seen = item > 0 && !(publish.items[item - 1].key < key);
-      return seen ? absl::InvalidArgumentError(
-                        absl::StrCat(Describe(key),
-                                     " comes twice, or out of order: pages ascend, and INT2 "
-                                     "comes before BF16 of one page"))
-                  : NotInPlan(publish, key);
-    }
-    if (block.head_crc32c.size() != publish.heads.count) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Describe(key), " has ", block.head_crc32c.size(), " checksums; the session's ",
-          publish.heads.count, " KV heads have one each"));
-    }
-    result[item++] = &block;
-  }
-  for (size_t i = 0; i < publish.items.size(); ++i) {
-    const PublishItem& planned = publish.items[i];
-    const bool is_tail_copy = planned.key.encoding == PageEncoding::kBf16 &&
-                              planned.key.page.value() >= publish.ns->sink_pages();
-    if (result[i] == nullptr && !is_tail_copy) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Describe(planned.key),
-                       " was not written: pages of the sink are needed in BF16, all "
-                       "others in INT2; only the tail's BF16 may be left out"));
-    }
-    if (planned.writing) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(Describe(planned.key), " of publish ", publish.id.value(),
-                       " is still being written; commit when that has ended"));
-    }
-  }
-  return result;
 }
 
 // True if this made something visible, false if another publish had.

@@ -101,8 +101,9 @@ class StoreCore {
                                            absl::Time now);
   absl::StatusOr<WriteHold> BeginWrite(SessionId session_id,
                                        PublishId id,
-                                       std::span<const PageKey> keys);
+                                       std::span<const PageIdx> pages);
   void EndWrite(const WriteHold& hold);
+  absl::Status KeepWritten(SessionId session_id, PublishId id, std::vector<WrittenBlock> written);
   std::optional<CopyPlace> ReserveCopy(const WriteHold& hold, size_t index);
   absl::StatusOr<CommitResult> CommitPublish(SessionId session_id,
                                              PublishId id,
@@ -172,11 +173,13 @@ class StoreCore {
   static PerEncoding NeedOf(const Publish& publish);
   absl::Status AllocatePlan(Publish* publish, const PerEncoding& need);
   absl::StatusOr<Publish*> FindPublish(SessionId session_id, PublishId id);
-  absl::StatusOr<std::vector<const WrittenBlock*>> MatchWritten(
-      const Publish& publish, std::span<const WrittenBlock> written) const;
   void EndPublish(Publish* publish);
   bool CommitItem(const Publish& publish, const PublishItem& item, const WrittenBlock& written);
   void Unclaim(Namespace* ns, BlockSlot slot, uint64_t heads);
+
+  // write.cc
+  absl::StatusOr<std::vector<const WrittenBlock*>> MatchWritten(
+      const Publish& publish, std::span<const WrittenBlock> written) const;
 
   // pages.cc: blocks of pages.
   static BlockSlot& FirstSlot(PageSlots* slots, PageEncoding encoding);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,8 +66,9 @@ struct Lease {
 // A block of a publish's plan.
 struct PublishItem {
   PageKey key;
-  BlockSlot slot = 0;    // 0: not allocated yet.
-  bool writing = false;  // A WriteGuard is alive.
+  BlockSlot slot = 0;                                  // 0: not allocated yet.
+  bool writing = false;                                // A WriteGuard is alive.
+  std::optional<WrittenBlock> written = std::nullopt;  // Then not `writing`.
 };
 
 struct Publish {
@@ -125,6 +127,9 @@ struct ReadHold {
   std::vector<BlockSlot> slots;  // Held.
   std::vector<PinnedPage> pages;
 };
+
+// "page 7 in BF16".
+std::string Describe(const PageKey& key);
 
 // What a WriteGuard holds.
 struct WriteHold {

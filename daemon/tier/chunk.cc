@@ -119,7 +119,7 @@ FreshMemory Chunk::Fresh(uint32_t block, size_t offset) const {
   return generations_[block] > 1 || memory_->is_populated()
              ? FreshMemory{}
              : FreshMemory{memory_->memfd(), spec_.layout.block_offset(block) + offset,
-                           memory_->bytes()};
+                           &memory_->units()};
 }
 
 void Chunk::MoveGeneration(uint32_t block) {

@@ -13,7 +13,7 @@ ChunkMemory::~ChunkMemory() {
 }
 
 absl::Status ChunkMemory::Prepare(const Holder& hold) {
-  CRUMB_RETURN_IF_ERROR(Populate({.memfd = memfd(), .offset = 0, .mapping = bytes_}, bytes_));
+  CRUMB_RETURN_IF_ERROR(Populate({.memfd = memfd(), .offset = 0, .units = &units_}, bytes_));
   is_populated_.store(true, std::memory_order_relaxed);
   hold_ = hold(bytes_);
   return absl::OkStatus();

@@ -30,6 +30,7 @@ class ChunkMemory {
   ChunkMemory(const ChunkMemory&) = delete;
   ChunkMemory& operator=(const ChunkMemory&) = delete;
 
+  HugeUnits& units() { return units_; }
   int memfd() const { return memfd_.get(); }
   std::span<std::byte> bytes() const { return bytes_; }
   // All of it has its memory from the system: no part is fresh.
@@ -42,6 +43,7 @@ class ChunkMemory {
  private:
   const UniqueFd memfd_;
   const std::span<std::byte> bytes_;
+  HugeUnits units_{bytes_};
   std::atomic<bool> is_populated_ = false;  // Relaxed: the memory is the same either way.
   std::shared_ptr<const void> hold_;        // shared: only to hide what it is.
 };

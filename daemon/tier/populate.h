@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 
-#include "proto/base/huge_page.h"
+#include "daemon/tier/huge_units.h"
 
 namespace crumb {
 
@@ -22,9 +22,9 @@ namespace crumb {
 struct FreshMemory {
   int memfd = -1;       // -1: not fresh. Its owner's; valid as long as the memory is.
   uint64_t offset = 0;  // In the file.
-  // Where all of the file is mapped, if huge pages may be used: any part of it may get its memory
-  // earlier then, up to the next bounds of huge pages. Empty: exactly the range gets it.
-  std::span<std::byte> mapping = {};
+  // Of where all of the file is mapped, if huge pages may be used: any part of it may get its
+  // memory earlier then, up to the next bounds of huge pages. Null: exactly the range gets it.
+  HugeUnits* units = nullptr;
 };
 
 // Has the system give the memory that `bytes` maps. RESOURCE_EXHAUSTED: it has none. OK where it

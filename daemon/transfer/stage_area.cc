@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,12 +20,15 @@ class StageArea::Memory {
   explicit Memory(size_t max_kept_bytes) : max_kept_bytes_(max_kept_bytes) {}
 
   // RESOURCE_EXHAUSTED: no address space.
-  absl::StatusOr<AnonymousMemory> Take() {
+  absl::StatusOr<AnonymousMemory> Take(SessionId session) {
     {
       const absl::MutexLock lock(&mutex_);
-      if (!kept_.empty()) {
-        Kept kept = std::move(kept_.back());
-        kept_.pop_back();
+      const auto found = std::find_if(kept_.begin(), kept_.end(), [session](const Kept& kept) {
+        return kept.session == session;
+      });
+      if (found != kept_.end()) {
+        Kept kept = std::move(*found);
+        kept_.erase(found);
         kept_bytes_ -= kept.touched_bytes;
         return std::move(kept.memory);
       }
@@ -32,7 +36,7 @@ class StageArea::Memory {
     return AnonymousMemory::Map(kMaxStagingBytes);
   }
   // Of which the first `used_bytes` were in use. What is beyond the bound goes back to the system.
-  void GiveBack(AnonymousMemory memory, size_t used_bytes) {
+  void GiveBack(SessionId session, AnonymousMemory memory, size_t used_bytes) {
     used_bytes_ -= used_bytes;
     size_t keep;
     {
@@ -48,12 +52,18 @@ class StageArea::Memory {
       return;
     }
     const absl::MutexLock lock(&mutex_);
-    kept_.push_back({std::move(memory), keep});
+    kept_.push_back({session, std::move(memory), keep});
   }
-  void DropKept() {
+  // Of one session, or of all.
+  void DropKept(std::optional<SessionId> session = std::nullopt) {
     std::vector<Kept> dropped;  // Unmapped after the lock.
     const absl::MutexLock lock(&mutex_);
-    dropped.swap(kept_);
+    const auto stays = [session](const Kept& kept) {
+      return session.has_value() && kept.session != *session;
+    };
+    const auto first = std::partition(kept_.begin(), kept_.end(), stays);
+    dropped.assign(std::make_move_iterator(first), std::make_move_iterator(kept_.end()));
+    kept_.erase(first, kept_.end());
     for (const Kept& kept : dropped) {
       kept_bytes_ -= kept.touched_bytes;
     }
@@ -66,6 +76,7 @@ class StageArea::Memory {
 
  private:
   struct Kept {
+    SessionId session;
     AnonymousMemory memory;
     size_t touched_bytes;
   };
@@ -78,11 +89,13 @@ class StageArea::Memory {
 };
 
 // shared: see Region.
-StageArea::Region::Region(std::shared_ptr<Memory> of_area, AnonymousMemory memory)
-    : of_area_(std::move(of_area)), memory_(std::move(memory)) {}
+StageArea::Region::Region(std::shared_ptr<Memory> of_area,
+                          SessionId session,
+                          AnonymousMemory memory)
+    : of_area_(std::move(of_area)), session_(session), memory_(std::move(memory)) {}
 
 StageArea::Region::~Region() {
-  of_area_->GiveBack(std::move(memory_), announced_bytes_);
+  of_area_->GiveBack(session_, std::move(memory_), announced_end_);
 }
 
 // shared: see Region.
@@ -105,19 +118,20 @@ absl::StatusOr<std::shared_ptr<StageArea::Region>> StageArea::RegionFor(
   if (const auto found = regions_.find(key); found != regions_.end()) {
     return found->second;
   }
-  if (message.offset != 0) {
+  if (message.request_offset != 0) {
     return absl::InvalidArgumentError(absl::StrCat("publish ", message.publish_id, ": bytes at ",
-                                                   message.offset,
-                                                   " came, but its first ones have not"));
+                                                   message.request_offset,
+                                                   " of a request came, "
+                                                   "but its first ones have not"));
   }
   if (regions_.size() >= options_.max_publishes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("publish over UCX: ", regions_.size(),
                      " publishes are being staged, the limit; retry, or go on without"));
   }
-  CRUMB_ASSIGN_OR_RETURN(AnonymousMemory memory, memory_->Take());
+  CRUMB_ASSIGN_OR_RETURN(AnonymousMemory memory, memory_->Take(key.first));
   // shared: see Place.
-  std::shared_ptr<Region> region(new Region(memory_, std::move(memory)));
+  std::shared_ptr<Region> region(new Region(memory_, key.first, std::move(memory)));
   return regions_.emplace(key, std::move(region)).first->second;
 }
 
@@ -128,31 +142,39 @@ absl::StatusOr<StageArea::Place> StageArea::Reserve(SessionId session,
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Region> region,
                          RegionFor({session, PublishId(message.publish_id)}, message));
   const bool begins = message.request_offset == 0;
-  const uint64_t request_end = message.offset - message.request_offset + message.request_bytes;
+  const uint64_t request_begin = message.offset - message.request_offset;
+  const bool is_next = begins ? region->is_complete()
+                              : request_begin == region->request_begin_ &&
+                                    message.request_bytes == region->request_bytes_ &&
+                                    message.request_offset == region->request_reserved_;
   // The decoder has held the request within the bounds of staging memory.
-  if (message.offset != region->reserved_bytes_ || bytes == 0 ||
-      bytes > message.request_bytes - message.request_offset ||
-      (begins ? region->landed_bytes_ != region->announced_bytes_
-              : request_end != region->announced_bytes_)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "publish ", message.publish_id, ": ", bytes, " bytes at ", message.offset,
-        " of a request that ends at ", request_end, " came; expected the next bytes at ",
-        region->reserved_bytes_, " of one that ends at ", region->announced_bytes_,
-        ", or a new one once that has been answered"));
+  if (!is_next || bytes == 0 || bytes > message.request_bytes - message.request_offset) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("publish ", message.publish_id, ": ", bytes, " bytes at ",
+                     message.request_offset, " of a request of ", message.request_bytes, " at ",
+                     request_begin, " came; expected the next at ", region->request_reserved_,
+                     " of one of ", region->request_bytes_, " at ", region->request_begin_,
+                     ", or a new one once that has been answered"));
   }
   if (begins) {
+    const size_t end =
+        std::max<size_t>(region->announced_end_, request_begin + message.request_bytes);
+    const size_t more_bytes = end - region->announced_end_;
     const size_t used_bytes = memory_->used_bytes();
-    if (used_bytes + message.request_bytes > options_.max_bytes) {
+    if (used_bytes + more_bytes > options_.max_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "publish of ", message.request_bytes, " bytes over UCX: ", used_bytes, " of ",
           options_.max_bytes, " bytes of staging are in use; retry, or go on without"));
     }
-    memory_->used_bytes() += message.request_bytes;
-    region->announced_bytes_ += message.request_bytes;
+    memory_->used_bytes() += more_bytes;
+    region->announced_end_ = end;
+    region->request_begin_ = request_begin;
     region->request_bytes_ = message.request_bytes;
+    region->request_reserved_ = 0;
+    region->request_landed_ = 0;
     region->begun_at_ = clock_.Now();
   }
-  region->reserved_bytes_ += bytes;
+  region->request_reserved_ += bytes;
   region->touched_at_ = clock_.Now();
   return Place{region, region->memory_.bytes().subspan(message.offset, bytes)};
 }
@@ -161,11 +183,13 @@ std::optional<StageArea::Landing> StageArea::Landed(const Place& place) {
   const absl::Time now = clock_.Now();
   const absl::MutexLock lock(&mutex_);
   Region& region = *place.region;
-  region.landed_bytes_ += place.bytes.size();
+  region.request_landed_ += place.bytes.size();
   region.touched_at_ = now;
-  if (region.landed_bytes_ != region.announced_bytes_) {
+  if (!region.is_complete()) {
     return std::nullopt;
   }
+  region.complete_end_ =
+      std::max(region.complete_end_, region.request_begin_ + region.request_bytes_);
   return Landing{region.request_bytes_, now - region.begun_at_};
 }
 
@@ -175,6 +199,7 @@ void StageArea::Drop(SessionId session, PublishId publish) {
 
 void StageArea::DropSession(SessionId session) {
   DropIf([&](const Key& key, const Region&) { return key.first == session; });
+  memory_->DropKept(session);
 }
 
 void StageArea::Tick(absl::Time now) {
@@ -220,10 +245,10 @@ absl::StatusOr<std::shared_ptr<const StagingMemory>> StageArea::Find(SessionId s
                      ", or nothing was sent; send its pages before the commit"));
   }
   const std::shared_ptr<Region> region = found->second;
-  const std::span<const std::byte> bytes = region->memory_.bytes().first(region->landed_bytes_);
-  if (region->landed_bytes_ != region->announced_bytes_) {
+  const std::span<const std::byte> bytes = region->memory_.bytes().first(region->complete_end_);
+  if (bytes.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "publish ", publish.value(), ": ", region->landed_bytes_, " of ", region->announced_bytes_,
+        "publish ", publish.value(), ": ", region->request_landed_, " of ", region->request_bytes_,
         " bytes have come over UCX; wait for the daemon's answer"));
   }
   region->touched_at_ = now;

@@ -4,9 +4,10 @@
 // A commit that was refused finds them there again. Private to the daemon: unlike a staging memfd,
 // no engine can change what has landed.
 //
-// Memory of ended publishes is kept for the next, within a bound and for a while, since touching
-// new memory costs as much as the transfer: so the daemon holds up to max_kept_bytes after a
-// publish over UCX that it does not hold after one by map.
+// Memory of ended publishes is kept for the same session's next, within a bound and for a while,
+// since touching new memory costs as much as the transfer: so the daemon holds up to max_kept_bytes
+// after a publish over UCX that it does not hold after one by map. Never for another session: what
+// was not overwritten could be read there.
 //
 // Thread-safe.
 #pragma once
@@ -55,15 +56,20 @@ class StageArea {
 
    private:
     friend class StageArea;
-    Region(std::shared_ptr<Memory> of_area, AnonymousMemory memory);
+    Region(std::shared_ptr<Memory> of_area, SessionId session, AnonymousMemory memory);
+    bool is_complete() const { return request_landed_ == request_bytes_; }
 
     const std::shared_ptr<Memory> of_area_;  // shared: regions may outlive the area.
+    const SessionId session_;
     AnonymousMemory memory_;  // Address space for the largest publish; pages come as they land.
-    // Guarded by the area's mutex. landed <= reserved <= announced.
-    size_t announced_bytes_ = 0;  // By the requests that have begun.
-    size_t reserved_bytes_ = 0;   // Have a place.
-    size_t landed_bytes_ = 0;
-    size_t request_bytes_ = 0;  // Of the last request.
+    // Guarded by the area's mutex. Of the last request, which has a part reserved, of which a part
+    // has landed.
+    size_t request_begin_ = 0;
+    size_t request_bytes_ = 0;
+    size_t request_reserved_ = 0;
+    size_t request_landed_ = 0;
+    size_t announced_end_ = 0;  // Of all requests that have begun.
+    size_t complete_end_ = 0;   // Of all whose bytes have landed.
     absl::Time begun_at_;       // When it began.
     absl::Time touched_at_;
   };
@@ -74,9 +80,10 @@ class StageArea {
 
   StageArea(const Options& options, const Clock& clock);
 
-  // Where `bytes` bytes of a message are to land; makes the region for offset 0. INVALID_ARGUMENT:
-  // not the next bytes of this publish, or beyond the request's end. RESOURCE_EXHAUSTED: no room,
-  // with the numbers.
+  // Where `bytes` bytes of a message are to land; makes the region for the first. A request may be
+  // for what an earlier one filled, once that was answered: what is still read then is the engine's
+  // own mistake, which the checksums show. INVALID_ARGUMENT: not the next bytes of this request, or
+  // beyond its end. RESOURCE_EXHAUSTED: no room, with the numbers.
   absl::StatusOr<Place> Reserve(SessionId session, const StageMessage& message, size_t bytes);
   // A request whose bytes are all in place.
   struct Landing {
@@ -90,8 +97,8 @@ class StageArea {
   // Drops what has been idle for too long.
   void Tick(absl::Time now);
 
-  // The publish's bytes, for a commit; valid as long as they are held, even if dropped meanwhile.
-  // FAILED_PRECONDITION: not all have come, or none.
+  // The publish's bytes, for a write or the commit: those of the requests that are complete. Valid
+  // as long as they are held, even if dropped meanwhile. FAILED_PRECONDITION: none is.
   absl::StatusOr<std::shared_ptr<const StagingMemory>> Find(SessionId session, PublishId publish);
 
   size_t used_bytes() const;  // Of publishes that have not ended.

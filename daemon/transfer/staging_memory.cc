@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "proto/base/huge_page.h"
 #include "proto/wire/memory_socket.h"
 
 // shared: the header says by whom.
@@ -23,7 +24,7 @@ absl::Status CheckMemfd(int memfd, uint64_t bytes) {
   if (bytes == 0 || bytes > kMaxStagingBytes) {
     return absl::InvalidArgumentError(absl::StrCat("staging memory of ", bytes,
                                                    " bytes: it must have 1 to ", kMaxStagingBytes,
-                                                   "; publish a longer prefix in several steps"));
+                                                   "; publish a longer prefix in parts"));
   }
   const int seals = fcntl(memfd, F_GET_SEALS);
   if (seals < 0) {
@@ -56,7 +57,7 @@ absl::StatusOr<std::shared_ptr<const StagingMemory>> StagingMemory::MapMemfd(int
   if (absl::Status status = CheckMemfd(memfd, bytes); !status.ok()) {
     return status;
   }
-  void* address = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, memfd, 0);
+  void* address = MapAtHugePage(memfd, bytes, PROT_READ);
   if (address == MAP_FAILED) {
     return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", bytes, " bytes of staging memory"));
   }

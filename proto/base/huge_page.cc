@@ -7,6 +7,13 @@
 #include <cerrno>
 #include <cstdint>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; absent from older C libraries.
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1.
+#endif
+
 namespace crumb {
 
 void* MapAtHugePage(int fd, size_t bytes, int protection) {
@@ -34,6 +41,21 @@ void* MapAtHugePage(int fd, size_t bytes, int protection) {
     ::munmap(begin + end, reserved_bytes - end);
   }
   return memory;
+}
+
+bool AskForHugePages(std::span<std::byte> mapping, std::span<std::byte> bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t begin = static_cast<size_t>(bytes.data() - mapping.data());
+  const size_t end = begin + bytes.size();
+  for (size_t unit = begin / kHugePageBytes * kHugePageBytes;
+       unit < end && unit + kHugePageBytes <= mapping.size(); unit += kHugePageBytes) {
+    // Nothing is collapsed where there is nothing at all.
+    if (::madvise(&mapping[unit], page, MADV_POPULATE_WRITE) != 0 ||
+        ::madvise(&mapping[unit], kHugePageBytes, MADV_COLLAPSE) != 0) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace crumb

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 namespace crumb {
 
@@ -15,5 +16,11 @@ inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 // `protection` as mmap's. MAP_FAILED, with errno; nothing is mapped then. The caller unmaps
 // `bytes`.
 void* MapAtHugePage(int fd, size_t bytes, int protection);
+
+// Asks for huge pages for those whole units of `mapping`, which MapAtHugePage made, that `bytes`, a
+// part of it, touches; so these units have memory on return, written to or not. Only a wish: older
+// systems than Linux 6.1 do not know it, and memory may be in pieces. Whether it was granted.
+// Blocking.
+bool AskForHugePages(std::span<std::byte> mapping, std::span<std::byte> bytes);
 
 }  // namespace crumb

@@ -60,7 +60,7 @@ absl::Status CheckFields(const CancelMessage&) {
 absl::Status CheckFields(const StageMessage& message) {
   if (message.request_bytes < 1 || message.request_bytes > kMaxStagingBytes) {
     return OutOfBounds("bytes of a publish", message.request_bytes,
-                       absl::StrCat("1..", kMaxStagingBytes, "; publish a longer prefix in steps"));
+                       absl::StrCat("1..", kMaxStagingBytes, "; publish a longer prefix in parts"));
   }
   if (message.request_offset >= message.request_bytes || message.request_offset > message.offset) {
     return OutOfBounds("offset in a publish request", message.request_offset,
@@ -69,7 +69,7 @@ absl::Status CheckFields(const StageMessage& message) {
   if (message.offset - message.request_offset > kMaxStagingBytes - message.request_bytes) {
     return OutOfBounds(
         "offset of staged bytes", message.offset,
-        absl::StrCat("within ", kMaxStagingBytes, " bytes; publish a longer prefix in steps"));
+        absl::StrCat("within ", kMaxStagingBytes, " bytes; publish a longer prefix in parts"));
   }
   return absl::OkStatus();
 }

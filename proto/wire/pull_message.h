@@ -91,8 +91,9 @@ struct CancelMessage {
   Preamble preamble;
 };
 
-// Bytes [offset, offset + payload) of a publish's staging memory, in which the pages of all its
-// requests lie back to back. In order; one request of a publish after another's answer.
+// Bytes [offset, offset + payload) of a publish's staging memory. Pieces of a request come in
+// order; one request of a publish after another's answer, and anywhere, over bytes that the daemon
+// has written to its arena, too.
 struct StageMessage {
   Preamble preamble;
   uint64_t publish_id = 0;

@@ -48,6 +48,7 @@ struct ModelPublish {
   std::vector<TwinItem> items;
   bool is_over = false;  // With a guard that outlived it.
   std::optional<WriteGuard> guard;
+  size_t num_kept = 0;  // Of the first items, which the commit need not name.
   std::vector<WrittenBlock> written;
 };
 struct ModelRead {
@@ -111,6 +112,7 @@ class StoreModel {
   // Finds out what went, by what is not found any more; whatever is held must still be there.
   void NoteEvictions(const StoreStatus& before, const StoreStatus& after);
   void WriteOrCommit();
+  void KeepSome(ModelPublish* publish);
   void Commit(ModelPublish* publish);
   void Abort();
   // What a guard still writes stays claimed until it is closed.

@@ -37,6 +37,7 @@ void StoreModel::Begin() {
                        {},
                        false,
                        std::nullopt,
+                       0,
                        {}};
   // Held by the publish before anything was evicted.
   ++twin_.pages[prefix].pins;
@@ -117,11 +118,28 @@ void StoreModel::WriteOrCommit() {
     }
     if (Uniform(4) == 0) {
       publish->guard = *std::move(guard);
+    } else {
+      { const WriteGuard ended = *std::move(guard); }
+      KeepSome(&*publish);
     }
   } else {
     Commit(&*publish);
     std::erase_if(publishes_, [](const auto& p) { return p.is_over && !p.guard.has_value(); });
   }
+}
+
+// The first few of what was written, so that the commit need not name them.
+void StoreModel::KeepSome(ModelPublish* publish) {
+  const auto count = static_cast<size_t>(Uniform(static_cast<int>(publish->written.size())));
+  const auto end = publish->written.begin() + static_cast<ptrdiff_t>(count);
+  const std::vector<WrittenBlock> first(publish->written.begin(), end);
+  ASSERT_EQ(absl::OkStatus(), store_->KeepWritten(publish->session, publish->id, first));
+  if (!first.empty()) {
+    ASSERT_EQ(absl::StatusCode::kInvalidArgument,
+              store_->KeepWritten(publish->session, publish->id, first).code());
+  }
+  publish->num_kept = count;
+  publish->written.erase(publish->written.begin(), end);
 }
 
 void StoreModel::Commit(ModelPublish* publish) {
@@ -137,7 +155,7 @@ void StoreModel::Commit(ModelPublish* publish) {
   bool is_whole = true;
   if (!written.empty() && Uniform(4) == 0) {
     const auto victim = Uniform(static_cast<int>(written.size()));
-    const TwinItem& item = publish->items[static_cast<size_t>(victim)];
+    const TwinItem& item = publish->items[publish->num_kept + static_cast<size_t>(victim)];
     is_whole = item.encoding == 1 && StoreTwin::NumPages(item.prefix) > StoreTwin::kSink;
     left_out.push_back(item);
     written.erase(written.begin() + victim);

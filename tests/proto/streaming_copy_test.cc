@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,6 +73,7 @@ TEST(StreamingCopyTest, ChecksumIsOfWhatWasWrittenWhileTheSourceChanges) {
   const std::span source(static_cast<std::byte*>(shared), kBytes);
   const pid_t writer = fork();
   if (writer == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // However the test ends.
     for (uint32_t round = 0;; ++round) {
       for (size_t at = round % 61; at < kBytes; at += 61) {
         *static_cast<volatile std::byte*>(&source[at]) = static_cast<std::byte>(round);

@@ -155,7 +155,7 @@ class Client {
   // within its length. Pages still held in BF16 go as such and are demoted by the daemon; the
   // sequence must not change meanwhile. RESOURCE_EXHAUSTED: no room, or the daemon's
   // demotion queue was full until the deadline; go on without. Nothing is
-  // visible unless OK; only of a prefix with more than 256 MiB to hand over, a shorter one may be.
+  // visible unless OK, and then all of it at once.
   virtual absl::StatusOr<PublishResult> Publish(const Sequence& sequence,
                                                 std::span<const uint32_t> tokens,
                                                 const PublishOptions& options) = 0;

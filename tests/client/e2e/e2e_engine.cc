@@ -104,6 +104,10 @@ class Steps {
     staged_ = *std::move(staged);
     return "staged";
   }
+  std::string Write() {
+    const absl::Status written = session().WriteAllButOne(&staged_);
+    return written.ok() ? "written" : "error " + written.ToString();
+  }
   std::string Commit() {
     const auto counts = session().Commit(staged_);
     return counts.ok() ? "committed " + std::to_string(counts->pages_added)
@@ -143,6 +147,7 @@ int Main(const std::string& address, const std::string& plane_name) {
        {"find", [&](uint32_t seed, uint32_t num_tokens) { return steps.Find(seed, num_tokens); }},
        {"open", [&](uint32_t, uint32_t) { return steps.Open(); }},
        {"stage", [&](uint32_t seed, uint32_t num_tokens) { return steps.Stage(seed, num_tokens); }},
+       {"write", [&](uint32_t, uint32_t) { return steps.Write(); }},
        {"commit", [&](uint32_t, uint32_t) { return steps.Commit(); }}});
 }
 

@@ -101,16 +101,16 @@ TEST_P(FaultsTest, EngineKilledInACallLeavesNothing) {
     std::vector<std::string> before;
     std::string call;
   } cases[] = {
-      {{}, "lookup 5 1000"},       {{"find 5 1000"}, "open"},
-      {{}, "publish 7 512"},       {{"find 5 1000"}, "stage 8 512"},
-      {{"stage 9 512"}, "commit"},
+      {{}, "lookup 5 1000"},      {{"find 5 1000"}, "open"},
+      {{}, "publish 7 512"},      {{"find 5 1000"}, "stage 8 512"},
+      {{"stage 9 512"}, "write"}, {{"stage 10 512", "write"}, "commit"},
   };
   size_t descriptors = 0;
   for (int round = 0; round < 2; ++round) {
     for (const auto& [before, call] : cases) {
       auto engine = NewEngine();
       for (const std::string& command : before) {
-        ASSERT_THAT(engine.Ask(command), AnyOf("found 512", "staged")) << command;
+        ASSERT_THAT(engine.Ask(command), AnyOf("found 512", "staged", "written")) << command;
       }
       StopDaemon();
       engine.Send("loud " + call);
@@ -153,6 +153,22 @@ TEST_P(FaultsTest, EngineKilledBetweenItsCallsLeavesNothing) {
   stager.Kill();
   ExpectNothingLeft("stage");
   EXPECT_EQ((*client_->Lookup(E2ePrompt(7, 600), {}))->matched_tokens(), 0u) << "never committed";
+
+  auto writer = NewEngine();
+  ASSERT_EQ(writer.Ask("stage 7 512"), "staged");
+  ASSERT_EQ(writer.Ask("write"), "written");
+  ASSERT_EQ(Status()["publishes"], 1);
+  writer.Kill();
+  ExpectNothingLeft("write");
+  EXPECT_EQ((*client_->Lookup(E2ePrompt(7, 600), {}))->matched_tokens(), 0u) << "never committed";
+
+  auto committer = NewEngine();
+  ASSERT_EQ(committer.Ask("stage 7 512"), "staged");
+  ASSERT_EQ(committer.Ask("write"), "written");
+  ASSERT_EQ(committer.Ask("commit"), "committed 8");
+  committer.Kill();
+  ExpectNothingLeft("commit");
+  EXPECT_EQ((*client_->Lookup(E2ePrompt(7, 600), {}))->matched_tokens(), 512u);
 
   auto reader = NewEngine();
   ASSERT_EQ(reader.Ask("lookup 5 1000"), "found 512");

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
 
 #include "client/session/control_plane.h"
 #include "client/transport/map_transport.h"
@@ -85,6 +87,30 @@ class RawSession {
     std::copy(bytes.begin(), bytes.end(), staging->begin());
     return params;
   }
+  // Has the daemon write what is staged but for the last page, in two parts at once, and leaves
+  // that one for the commit.
+  absl::Status WriteAllButOne(CommitParams* params) {
+    const size_t last = params->staged.size() - 1;
+    std::vector<CommitParams> parts(2, *params);
+    parts[0].staged.resize(last / 2);
+    parts[1].staged.assign(params->staged.begin() + static_cast<ptrdiff_t>(last / 2),
+                           params->staged.begin() + static_cast<ptrdiff_t>(last));
+    std::array<absl::Notification, 2> answered;
+    std::array<absl::Status, 2> answers;
+    for (size_t part = 0; part < 2; ++part) {
+      control_->StartWrite(parts[part], Soon(), [&, part](const absl::Status& status) {
+        answers[part] = status;
+        answered[part].Notify();
+      });
+    }
+    for (absl::Notification& answer : answered) {
+      answer.WaitForNotification();
+    }
+    params->staged.erase(params->staged.begin(),
+                         params->staged.begin() + static_cast<ptrdiff_t>(last));
+    answers[0].Update(answers[1]);
+    return answers[0];
+  }
   absl::StatusOr<CommitCounts> Commit(const CommitParams& params) {
     return control_->CommitPublish(params, Soon());
   }
@@ -138,7 +164,7 @@ class RawSession {
     for (const StagedImage& image : params.staged) {
       pages.push_back({image.page, image.encoding, bytes.subspan(image.offset, page_bytes)});
     }
-    return ucx_->SendPages(params.publish, pages, Soon());
+    return ucx_->SendPages(params.publish, 0, pages, Soon());
   }
 
   std::shared_ptr<const Profile> profile_;

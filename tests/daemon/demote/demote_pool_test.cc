@@ -47,9 +47,15 @@ class JournalJob : public DemoteJob {
  public:
   using RunFunction = std::function<absl::Status(size_t)>;
 
-  JournalJob(Journal& journal, std::string name, size_t num_pages, RunFunction run)
-      : journal_(journal), name_(std::move(name)), num_pages_(num_pages), run_(std::move(run)) {}
+  JournalJob(
+      Journal& journal, std::string name, size_t num_pages, RunFunction run, uint64_t group = 0)
+      : journal_(journal),
+        name_(std::move(name)),
+        num_pages_(num_pages),
+        run_(std::move(run)),
+        group_(group) {}
 
+  uint64_t group() const override { return group_; }
   size_t num_pages() const override { return num_pages_; }
   absl::Status RunPage(size_t index, DemoteScratch& /*scratch*/) override {
     journal_.Write(name_ + std::to_string(index));
@@ -64,6 +70,7 @@ class JournalJob : public DemoteJob {
   const std::string name_;
   const size_t num_pages_;
   const RunFunction run_;
+  const uint64_t group_;
 };
 
 class DemotePoolTest : public testing::Test {
@@ -112,6 +119,44 @@ TEST_F(DemotePoolTest, PublishesTakeTurnsPageByPage) {
   journal_.WaitForLines(10);
   EXPECT_THAT(journal_.lines(),
               ElementsAre("a0", "a1", "b0", "b: OK", "c0", "a2", "c1", "c: OK", "a3", "a: OK"));
+}
+
+TEST_F(DemotePoolTest, PartsOfOnePublishShareItsTurnAndRunInTheirOrder) {
+  DemotePool pool({.num_threads = 1, .max_jobs = 5});
+  ASSERT_TRUE(pool.Submit(GatedJob("gate", 1)).ok());
+  journal_.WaitForLines(1);
+  const auto part = [&](const std::string& name, size_t num_pages, uint64_t group) {
+    return std::make_unique<JournalJob>(
+        journal_, name, num_pages, [](size_t) { return absl::OkStatus(); }, group);
+  };
+  ASSERT_TRUE(pool.Submit(part("a", 2, 7)).ok());
+  ASSERT_TRUE(pool.Submit(part("b", 2, 7)).ok());
+  ASSERT_TRUE(pool.Submit(part("x", 3, 8)).ok());
+  ASSERT_TRUE(pool.Submit(Job("alone", 1)).ok());
+  gate_.Notify();
+  WaitUntilIdle(pool);
+  EXPECT_THAT(journal_.lines(),
+              ElementsAre("gate0", "gate: OK", "a0", "x0", "alone0", "alone: OK", "a1", "a: OK",
+                          "x1", "b0", "x2", "x: OK", "b1", "b: OK"));
+}
+
+TEST_F(DemotePoolTest, PartThatFailsLeavesTheOthersOfItsPublishInTheirOrder) {
+  DemotePool pool({.num_threads = 1, .max_jobs = 4});
+  ASSERT_TRUE(pool.Submit(GatedJob("gate", 1)).ok());
+  journal_.WaitForLines(1);
+  for (const std::string name : {"a", "b", "c"}) {
+    ASSERT_TRUE(pool.Submit(std::make_unique<JournalJob>(
+                                journal_, name, 2,
+                                [name](size_t) {
+                                  return name == "b" ? absl::DataLossError("") : absl::OkStatus();
+                                },
+                                /*group=*/7))
+                    .ok());
+  }
+  gate_.Notify();
+  WaitUntilIdle(pool);
+  EXPECT_THAT(journal_.lines(), ElementsAre("gate0", "gate: OK", "a0", "a1", "a: OK", "b0",
+                                            "b: DATA_LOSS", "c0", "c1", "c: OK"));
 }
 
 TEST_F(DemotePoolTest, OnePublishUsesAllThreads) {

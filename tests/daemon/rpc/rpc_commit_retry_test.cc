@@ -61,7 +61,7 @@ class RpcCommitRetryTest : public RpcTest, public testing::WithParamInterface<v1
     EXPECT_TRUE(transport.ok()) << transport.status();
     const OutgoingPage all{PageIdx(0), PageEncoding::kBf16, staging};
     const absl::Status sent =
-        (*transport)->SendPages(PublishId(plan.publish_id()), {&all, 1}, deadline);
+        (*transport)->SendPages(PublishId(plan.publish_id()), 0, {&all, 1}, deadline);
     EXPECT_TRUE(sent.ok()) << sent;
     return request;  // The connection ends here: nothing can be sent again.
   }

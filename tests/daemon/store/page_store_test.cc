@@ -62,6 +62,47 @@ TEST_F(PageStoreTest, LongerPublishLacksOnlyWhatIsNew) {
   EXPECT_THAT(plan->missing, ElementsAre(Int2(4), Bf16(4), Int2(5), Bf16(5)));
 }
 
+TEST_F(PageStoreTest, PartsAreWrittenOneAfterAnotherAndBecomeVisibleTogether) {
+  const auto tokens = PagesOf("abcd");
+  const auto plan = store_->BeginPublish(session_, "", tokens);
+  ASSERT_EQ(absl::OkStatus(), plan.status());
+  const auto write = [&](std::initializer_list<uint32_t> numbers, auto expected) {
+    std::vector<PageIdx> pages;
+    for (const uint32_t number : numbers) {
+      pages.emplace_back(number);
+    }
+    const auto guard = store_->BeginWrite(session_, plan->id, pages);
+    EXPECT_EQ(absl::OkStatus(), guard.status());
+    std::vector<PageKey> keys;
+    std::vector<WrittenBlock> written;
+    for (const WritableBlock& block : guard->blocks()) {
+      keys.push_back(block.key);
+      written.push_back(WriteBlock(block, "", tokens, kAllHeads, kGeometry));
+    }
+    EXPECT_THAT(keys, expected);
+    return written;
+  };
+  ASSERT_EQ(absl::OkStatus(),
+            store_->KeepWritten(session_, plan->id,
+                                write({0, 3}, ElementsAre(Bf16(0), Int2(3), Bf16(3)))));
+  ASSERT_EQ(absl::OkStatus(),
+            store_->KeepWritten(session_, plan->id, write({1}, ElementsAre(Int2(1)))));
+  EXPECT_EQ(0u, Matched("abcd"));
+  EXPECT_EQ(absl::OkStatus(), store_->CheckInvariants());
+  const auto result =
+      store_->CommitPublish(session_, plan->id, write({}, ElementsAre(Int2(2), Bf16(2))));
+  ASSERT_EQ(absl::OkStatus(), result.status());
+  EXPECT_EQ(4u, result->pages_added);
+  EXPECT_EQ(4u, Matched("abcd"));
+  const LookupResult found = Lookup("abcd", 5);
+  const std::vector<PageKey> keys = {Bf16(0), Int2(1), Int2(2), Bf16(2), Int2(3), Bf16(3)};
+  const auto read = store_->BeginRead(session_, found.lease, keys);
+  ASSERT_EQ(absl::OkStatus(), read.status());
+  for (const PinnedPage& page : read->pages()) {
+    EXPECT_TRUE(BlockHolds(page, "", tokens, kAllHeads, kGeometry));
+  }
+}
+
 TEST_F(PageStoreTest, NothingIsVisibleBeforeCommitAndAllIsAfterIt) {
   const auto tokens = PagesOf("abcd");
   const auto plan = store_->BeginPublish(session_, "", tokens);

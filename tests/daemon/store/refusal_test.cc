@@ -12,6 +12,9 @@ class RefusalTest : public StoreFixture {
   absl::Status Find(std::span<const uint32_t> tokens, std::string_view key = "") {
     return store_->Lookup(session_, key, tokens, false).status();
   }
+  static std::vector<PageIdx> Pages(std::initializer_list<uint32_t> pages) {
+    return {pages.begin(), pages.end()};
+  }
   absl::Status Commit(PublishId id, const std::vector<WrittenBlock>& written) {
     return store_->CommitPublish(session_, id, written).status();
   }
@@ -113,17 +116,45 @@ TEST_F(RefusalTest, CommitThatIsNotWhatWasPlanned) {
 TEST_F(RefusalTest, CommitWhileSomethingIsWritten) {
   const auto plan = store_->BeginPublish(session_, "", PagesOf("ab"));
   {
-    const auto guard = store_->BeginWrite(session_, plan->id, {{Int2(1)}});
+    const auto guard = store_->BeginWrite(session_, plan->id, Pages({1}));
     ASSERT_EQ(absl::OkStatus(), guard.status());
-    EXPECT_EQ(1u, guard->blocks().size());
+    EXPECT_EQ(2u, guard->blocks().size());
     EXPECT_REFUSED(kFailedPrecondition, Commit(plan->id, Unwritten(plan->missing)),
                    "page 1 in INT2", "still being written");
     EXPECT_REFUSED(kFailedPrecondition, store_->BeginWrite(session_, plan->id).status(),
                    "page 1 in INT2", "written already");
   }
-  EXPECT_REFUSED(kInvalidArgument, store_->BeginWrite(session_, plan->id, {{Int2(0)}}).status(),
-                 "page 0 in INT2", "not in the plan");
+  const auto none = store_->BeginWrite(session_, plan->id, Pages({9}));
+  ASSERT_EQ(absl::OkStatus(), none.status());
+  EXPECT_TRUE(none->blocks().empty()) << "the plan has nothing of page 9";
   EXPECT_EQ(absl::OkStatus(), Commit(plan->id, Unwritten(plan->missing)));
+}
+
+TEST_F(RefusalTest, PartsThatWereNotWrittenSo) {
+  const auto plan = store_->BeginPublish(session_, "", PagesOf("abcd"));
+  const std::vector<WrittenBlock> all = Unwritten(plan->missing);
+  const auto keep = [&](std::vector<WrittenBlock> written) {
+    return store_->KeepWritten(session_, plan->id, std::move(written));
+  };
+  EXPECT_REFUSED(kInvalidArgument, keep({all[2], all[1]}), "page 1 in INT2", "out of order");
+  EXPECT_REFUSED(kInvalidArgument, keep({all[1], all[1]}), "page 1 in INT2", "twice");
+  EXPECT_REFUSED(kInvalidArgument, keep(Unwritten({Int2(1), Int2(4)})), "page 4 in INT2",
+                 "not in the plan");
+  std::vector<WrittenBlock> wrong = {all[1]};
+  wrong[0].head_crc32c.pop_back();
+  EXPECT_REFUSED(kInvalidArgument, keep(wrong), "page 1 in INT2 has 3 checksums", "4");
+  {
+    const auto guard = store_->BeginWrite(session_, plan->id, Pages({1}));
+    EXPECT_REFUSED(kFailedPrecondition, keep({all[1]}), "page 1 in INT2", "still being written");
+  }
+  EXPECT_EQ(absl::OkStatus(), keep({all[1]})) << "nothing of all that was noted";
+  EXPECT_REFUSED(kInvalidArgument, keep({all[1]}), "page 1 in INT2", "twice");
+  EXPECT_REFUSED(kInvalidArgument, Commit(plan->id, all), "page 1 in INT2", "twice");
+  EXPECT_REFUSED(kInvalidArgument, Commit(plan->id, {}), "page 0 in BF16", "was not written");
+  std::vector<WrittenBlock> rest = all;
+  rest.erase(rest.begin() + 1);
+  EXPECT_EQ(absl::OkStatus(), Commit(plan->id, rest));
+  EXPECT_REFUSED(kNotFound, keep({all[1]}), "no publish");
 }
 
 TEST_F(RefusalTest, PublishOfAnotherSession) {

@@ -7,10 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 
+#include "proto/base/huge_page.h"
 #include "proto/base/unique_fd.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -89,7 +92,8 @@ TEST_F(PopulateTest, HugePagesTakeNothingFromTheNeighbours) {
   mapping[kFileBytes - 1] = std::byte{3};
   const size_t begin = kHugePageBytes - 3 * kPage;
   const size_t length = kFileBytes - begin - kPage;  // Over both bounds, into the part at the end.
-  ASSERT_EQ(Populate({memfd.get(), begin, mapping}, mapping.subspan(begin, length)),
+  HugeUnits units(mapping);
+  ASSERT_EQ(Populate({memfd.get(), begin, &units}, mapping.subspan(begin, length)),
             absl::OkStatus());
   std::vector<unsigned char> resident(length / kPage);
   ASSERT_EQ(mincore(&mapping[begin], length, resident.data()), 0);
@@ -99,6 +103,42 @@ TEST_F(PopulateTest, HugePagesTakeNothingFromTheNeighbours) {
   EXPECT_EQ(mapping[kFileBytes - 1], std::byte{3});
   EXPECT_EQ(mapping[kHugePageBytes + 8], std::byte{0});
   munmap(reserved, kFileBytes + kHugePageBytes);
+}
+
+// Whatever the system gives, each finds its block's memory there when it has asked.
+TEST_F(PopulateTest, ThreadsThatFillNeighboursDoNotGetInEachOthersWay) {
+  constexpr size_t kBlock = kHugePageBytes * 2 / 3 / kPage * kPage;
+  constexpr size_t kNumBlocks = 20;
+  const UniqueFd memfd(memfd_create("populate", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(memfd.get(), kNumBlocks * kBlock), 0);
+  void* const memory = MapAtHugePage(memfd.get(), kNumBlocks * kBlock, PROT_READ | PROT_WRITE);
+  ASSERT_NE(memory, MAP_FAILED);
+  const std::span mapping(static_cast<std::byte*>(memory), kNumBlocks * kBlock);
+  HugeUnits units(mapping);
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (size_t block = next++; block < kNumBlocks; block = next++) {
+        const auto bytes = mapping.subspan(block * kBlock, kBlock);
+        EXPECT_EQ(Populate({memfd.get(), block * kBlock, &units}, bytes), absl::OkStatus());
+        std::vector<unsigned char> resident(kBlock / kPage);
+        EXPECT_EQ(mincore(bytes.data(), kBlock, resident.data()), 0);
+        EXPECT_TRUE(
+            std::ranges::all_of(resident, [](unsigned char page) { return (page & 1) != 0; }));
+        std::ranges::fill(bytes, static_cast<std::byte>(block));
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (size_t block = 0; block < kNumBlocks; ++block) {
+    EXPECT_TRUE(std::ranges::all_of(mapping.subspan(block * kBlock, kBlock), [&](std::byte byte) {
+      return byte == static_cast<std::byte>(block);
+    }));
+  }
+  munmap(memory, mapping.size());
 }
 
 TEST_F(PopulateTest, NoOpForMemoryThatIsNotFresh) {

@@ -205,7 +205,7 @@ TEST_P(UcxFaultsTest, AStoppedDaemonIsAnErrorByTheDeadlineAndServesAgainAfterwar
   const std::vector<std::byte> image(100000);
   const OutgoingPage page{PageIdx(0), PageEncoding::kBf16, image};
   const absl::Status sent =
-      transport_->SendPages(PublishId(5), {&page, 1}, In(absl::Milliseconds(300)));
+      transport_->SendPages(PublishId(5), 0, {&page, 1}, In(absl::Milliseconds(300)));
   EXPECT_EQ(sent.code(), absl::StatusCode::kDeadlineExceeded) << sent;
   daemon_->Signal(SIGCONT);
   EXPECT_TRUE(Pull(absl::Seconds(20)).ok());

@@ -232,10 +232,10 @@ TEST_P(UcxServerTest, PublishedBytesReachStagingInOrderOverSeveralCalls) {
   std::fill(second.begin(), second.end(), std::byte{9});
   const OutgoingPage pages[] = {{PageIdx(0), PageEncoding::kBf16, first},
                                 {PageIdx(1), PageEncoding::kInt2, second}};
-  absl::Status status = transport_->SendPages(PublishId(77), pages, Soon());
+  absl::Status status = transport_->SendPages(PublishId(77), 0, pages, Soon());
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(daemon_->GetStats().staging_bytes, 105000u);
-  status = transport_->SendPages(PublishId(77), {pages, 1}, Soon());
+  status = transport_->SendPages(PublishId(77), 105'000, {pages, 1}, Soon());
   ASSERT_TRUE(status.ok()) << status;
   std::fill(second.begin(), second.end(), std::byte{0});  // Ours again on return.
 
@@ -257,11 +257,11 @@ TEST_P(UcxServerTest, StagingIsBoundedAndEndsWithItsSession) {
   Start({"staging_mb=1"});
   const std::vector<std::byte> image(600 << 10);
   const OutgoingPage page{PageIdx(0), PageEncoding::kBf16, image};
-  ASSERT_TRUE(transport_->SendPages(PublishId(1), {&page, 1}, Soon()).ok());
-  const absl::Status status = transport_->SendPages(PublishId(2), {&page, 1}, Soon());
+  ASSERT_TRUE(transport_->SendPages(PublishId(1), 0, {&page, 1}, Soon()).ok());
+  const absl::Status status = transport_->SendPages(PublishId(2), 0, {&page, 1}, Soon());
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("614400 of 1048576 bytes"));
-  EXPECT_EQ(transport_->SendPages(PublishId(3), {}, Soon()).code(),
+  EXPECT_EQ(transport_->SendPages(PublishId(3), 0, {}, Soon()).code(),
             absl::StatusCode::kInvalidArgument);
   // A second session sees nothing of the first one's.
   const SessionInfo other = daemon_->OpenSession(profile_);
