@@ -24,10 +24,9 @@ absl::StatusOr<std::unique_ptr<PageUpload>> PageUpload::Start(const UploadShape&
   std::unique_ptr<PageUpload> upload(new PageUpload(shape, gpu, options, source));
   const ScopedGpu current(gpu);
   CRUMB_RETURN_IF_ERROR(current.status());
-  CRUMB_ASSIGN_OR_RETURN(upload->stream_, OwnGpuStream::Create());
   UploadPlan plan(shape, source);
+  CRUMB_RETURN_IF_ERROR(upload->Allocate(plan.bytes()));
   if (plan.bytes() > 0) {
-    CRUMB_RETURN_IF_ERROR(upload->Allocate(plan.bytes()));
     plan.PlaceAt(upload->memory_->data());
     upload->registration_ = source->RegisterWithGpu();
   }
@@ -43,13 +42,22 @@ PageUpload::~PageUpload() {
 }
 
 absl::Status PageUpload::Allocate(size_t bytes) {
-  auto memory = OwnGpuMemory::Create(bytes);
-  if (!memory.ok()) {
-    return absl::Status(memory.status().code(),
-                        absl::StrCat("copying ", bytes, " bytes of a prefix to GPU ", gpu_, ": ",
-                                     memory.status().message()));
+  const auto named = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("copying ", bytes, " bytes of a prefix to GPU ",
+                                                    gpu_, ": ", status.message()));
+  };
+  auto stream = OwnGpuStream::Create();  // Takes memory of the device, too.
+  if (!stream.ok()) {
+    return named(stream.status());
   }
-  memory_ = *std::move(memory);
+  stream_ = *std::move(stream);
+  if (bytes > 0) {
+    auto memory = OwnGpuMemory::Create(bytes);
+    if (!memory.ok()) {
+      return named(memory.status());
+    }
+    memory_ = *std::move(memory);
+  }
   return absl::OkStatus();
 }
 

@@ -37,8 +37,11 @@ ScopedGpu::~ScopedGpu() {
 
 absl::StatusOr<std::unique_ptr<OwnGpuStream>> OwnGpuStream::Create() {
   std::unique_ptr<OwnGpuStream> stream(new OwnGpuStream);
-  CRUMB_RETURN_IF_ERROR(CudaStatus(
-      cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking), "making a stream"));
+  // Not into stream_: a device without memory failed this and left a handle that was none.
+  GpuStream made = nullptr;
+  CRUMB_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "making a stream"));
+  stream->stream_ = made;
   return stream;
 }
 
@@ -54,8 +57,10 @@ absl::Status OwnGpuStream::Wait() const {
 
 absl::StatusOr<std::unique_ptr<OwnGpuEvent>> OwnGpuEvent::Create() {
   std::unique_ptr<OwnGpuEvent> event(new OwnGpuEvent);
-  CRUMB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event->event_, cudaEventDisableTiming),
-                                   "making an event"));
+  cudaEvent_t made = nullptr;  // As a stream's.
+  CRUMB_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event"));
+  event->event_ = made;
   return event;
 }
 

@@ -156,8 +156,8 @@ TEST_F(GpuDemotionTest, RowsThatAreNotFiniteAreRefusedByNameAndTheNextPublishIsF
     const absl::Status status = PublishRows(client.get(), pages).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("staged page 4"), HasSubstr("an element of V"),
-                      HasSubstr("layer 1"), HasSubstr("KV head 1"), HasSubstr("token 266")));
+                AllOf(HasSubstr("staged page 4"), HasSubstr("V holds"), HasSubstr("layer 1"),
+                      HasSubstr("KV head 1"), HasSubstr("token 266")));
   }
   EXPECT_EQ(Metric("crumb_gpu_demotion_failures_total"), "0");
   pages.Set(4, offset, before);
