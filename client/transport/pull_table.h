@@ -22,6 +22,7 @@ namespace crumb {
 class PullTable {
  public:
   PullTable();
+  ~PullTable() = default;
   PullTable(const PullTable&) = delete;
   PullTable& operator=(const PullTable&) = delete;
 
