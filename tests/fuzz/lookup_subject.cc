@@ -5,27 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include "daemon/rpc/lookup_message.h"
+#include "tests/fuzz/fuzz_check.h"
 #include "tests/fuzz/fuzz_subject.h"
 
 namespace crumb {
 namespace {
-
-void Require(bool condition, const char* what) {
-  if (!condition) {
-    std::fprintf(stderr, "%s\n", what);
-    std::abort();
-  }
-}
-
-void CheckRefusal(const absl::Status& status) {
-  Require(status.code() == absl::StatusCode::kInvalidArgument, "refused with another code");
-  Require(!status.message().empty(), "refused without a reason");
-}
 
 // In two slices, so that fields are cut.
 grpc::ByteBuffer BufferOf(std::span<const std::byte> input) {

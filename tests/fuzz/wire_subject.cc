@@ -3,27 +3,14 @@
 // The messages of the UCX data plane: a header, and after the length of a header of its operation
 // the payload of entries.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <variant>
 
 #include "proto/wire/pull_message.h"
+#include "tests/fuzz/fuzz_check.h"
 #include "tests/fuzz/fuzz_subject.h"
 
 namespace crumb {
 namespace {
-
-void Require(bool condition, const char* what) {
-  if (!condition) {
-    std::fprintf(stderr, "%s\n", what);
-    std::abort();
-  }
-}
-
-void CheckRefusal(const absl::Status& status) {
-  Require(status.code() == absl::StatusCode::kInvalidArgument, "refused with another code");
-  Require(!status.message().empty(), "refused without a reason");
-}
 
 bool FuzzEntries(const PullMessage& pull, std::span<const std::byte> payload) {
   Require(pull.num_entries >= 1 && pull.num_entries <= kMaxPullEntries, "entries out of bounds");

@@ -148,6 +148,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SharedDecodeShapeTest, testing::ValuesIn(Shapes
 
 class SharedDecodeGpuTest : public HopperFixture<testing::Test> {};
 
+void ExpectTheSums(const DecodeScene& scene) {
+  const auto got = SharedScene(scene).Run();
+  const auto expected = scene.Expected();
+  EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
+  EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
+}
+
 // Scores far apart: maxima must be raised again and again.
 TEST_F(SharedDecodeGpuTest, MaximaRiseFromPageToPage) {
   const DecodeScene scene({.head_dim = 128,
@@ -156,10 +163,7 @@ TEST_F(SharedDecodeGpuTest, MaximaRiseFromPageToPage) {
                            .lengths = {{200, 65}, {200, 3}},
                            .query_deviation = 30,
                            .shared_pages = 200});
-  const auto got = SharedScene(scene).Run();
-  const auto expected = scene.Expected();
-  EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
-  EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
+  ExpectTheSums(scene);
 }
 
 // Scales and minima from the least that fp16 holds to the largest, with queries that make scores of
@@ -178,10 +182,7 @@ TEST_F(SharedDecodeGpuTest, AnythingAPageCanHoldGivesTheSums) {
                                .value_size = value_size};
         SCOPED_TRACE(testing::PrintToString(shape));
         const DecodeScene scene(shape);
-        const auto got = SharedScene(scene).Run();
-        const auto expected = scene.Expected();
-        EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
-        EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
+        ExpectTheSums(scene);
       }
     }
   }
@@ -195,10 +196,7 @@ TEST_F(SharedDecodeGpuTest, HugeRowThatNobodyLooksForTakesNoPrecision) {
                              .query_deviation = 0.5f,
                              .shared_pages = 40,
                              .has_huge_row = true});
-    const auto got = SharedScene(scene).Run();
-    const auto expected = scene.Expected();
-    EXPECT_LT(WorstError(got.out, expected.out), kTolerance);
-    EXPECT_LT(WorstError(got.lse, expected.lse), kTolerance);
+    ExpectTheSums(scene);
   }
 }
 

@@ -11,25 +11,11 @@
 #include "absl/synchronization/notification.h"
 
 #include "client/transport/ucx_transport.h"
+#include "tests/daemon/rpc/gated_job.h"
 #include "tests/daemon/rpc/rpc_fixture.h"
 
 namespace crumb {
 namespace {
-
-// Occupies a place of the demotion queue until `gate` opens.
-class GatedJob : public DemoteJob {
- public:
-  explicit GatedJob(const absl::Notification& gate) : gate_(gate) {}
-  size_t num_pages() const override { return 1; }
-  absl::Status RunPage(size_t /*index*/, DemoteScratch& /*scratch*/) override {
-    gate_.WaitForNotification();
-    return absl::OkStatus();
-  }
-  void Finish(absl::Status /*status*/) override {}
-
- private:
-  const absl::Notification& gate_;
-};
 
 class RpcCommitRetryTest : public RpcTest, public testing::WithParamInterface<v1::Staging> {
  protected:

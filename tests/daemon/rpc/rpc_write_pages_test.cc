@@ -10,25 +10,11 @@
 
 #include "absl/synchronization/notification.h"
 
+#include "tests/daemon/rpc/gated_job.h"
 #include "tests/daemon/rpc/rpc_fixture.h"
 
 namespace crumb {
 namespace {
-
-// Occupies a thread of the demotion pool until `gate` opens.
-class GatedJob : public DemoteJob {
- public:
-  explicit GatedJob(const absl::Notification& gate) : gate_(gate) {}
-  size_t num_pages() const override { return 1; }
-  absl::Status RunPage(size_t /*index*/, DemoteScratch& /*scratch*/) override {
-    gate_.WaitForNotification();
-    return absl::OkStatus();
-  }
-  void Finish(absl::Status /*status*/) override {}
-
- private:
-  const absl::Notification& gate_;
-};
 
 class RpcWritePagesTest : public RpcTest {
  protected:
