@@ -48,7 +48,7 @@ class UcxWorker::Impl::Arrival final : public UcxMessage {
       return;
     }
     taken_ = true;
-    Transfer* transfer = worker_.Begin(peer_, std::move(done), /*is_offer=*/false);
+    Transfer* transfer = worker_.Begin(peer_, std::move(done));
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     param.user_data = transfer;
@@ -167,7 +167,7 @@ void UcxWorker::Impl::Send(UcxPeerId peer,
     return;
   }
   const ucp_ep_h endpoint = found->second.endpoint;
-  Transfer* transfer = Begin(peer, std::move(done), how == UcxSend::kRendezvous);
+  Transfer* transfer = Begin(peer, std::move(done));
   std::copy(header.begin(), header.end(), transfer->header.begin());
   ucp_request_param_t param{};
   param.op_attr_mask =
@@ -187,15 +187,14 @@ void UcxWorker::Impl::Send(UcxPeerId peer,
   }
 }
 
-UcxWorker::Impl::Transfer* UcxWorker::Impl::Begin(UcxPeerId peer, UcxDone done, bool is_offer) {
+UcxWorker::Impl::Transfer* UcxWorker::Impl::Begin(UcxPeerId peer, UcxDone done) {
   if (const auto found = peers_.find(peer); found != peers_.end()) {
     ++found->second.in_flight;
     found->second.moved_at = now_;
   }
   ++num_transfers_;
-  num_offers_ += is_offer ? 1u : 0u;
   moved_at_ = now_;
-  return new Transfer{this, peer, std::move(done), is_offer, {}};
+  return new Transfer{this, peer, std::move(done), {}};
 }
 
 void UcxWorker::Impl::End(Transfer* transfer, ucs_status_t status) {
@@ -206,7 +205,6 @@ void UcxWorker::Impl::End(Transfer* transfer, ucs_status_t status) {
     found->second.moved_at = worker.now_;
   }
   --worker.num_transfers_;
-  worker.num_offers_ -= owned->is_offer ? 1u : 0u;
   worker.moved_at_ = worker.now_;
   owned->done(UcxStatus(status, "transfer"));
 }

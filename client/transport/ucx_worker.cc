@@ -26,7 +26,7 @@ namespace {
 // UCX 1.13.1 was once seen to sleep through an event, so no sleep is long while bytes are moving.
 constexpr int kBusySleepMs = 5;
 constexpr int kIdleSleepMs = 100;
-// A peer that has taken nothing for so long is not busy with our payloads: then events wake us.
+// When nothing has moved for so long, the other end is not busy with it: then events wake us.
 constexpr absl::Duration kMaxNapping = absl::Milliseconds(5);
 constexpr absl::Duration kTickInterval = absl::Milliseconds(1);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(3);
@@ -146,7 +146,7 @@ void UcxWorker::Impl::Nap() {
 }
 
 void UcxWorker::Impl::Sleep() {
-  if (options_.nap > absl::ZeroDuration() && num_offers_ > 0 && now_ - moved_at_ < kMaxNapping) {
+  if (options_.nap > absl::ZeroDuration() && num_transfers_ > 0 && now_ - moved_at_ < kMaxNapping) {
     Nap();
     return;
   }

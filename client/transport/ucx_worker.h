@@ -53,11 +53,11 @@ struct UcxOptions {
   std::string devices = "lo";
   std::string port_range;  // UCX_TCP_PORT_RANGE, "from-to". Empty: any.
   absl::Duration stall_timeout = absl::Seconds(10);
-  // While payloads that this end sent by rendezvous are moving, it looks at UCX so often, and at
-  // posted tasks at once, instead of being woken by every event. A receiver that takes bytes by cma
-  // tells the end of each message in a system call, which takes many times as long if it has to
-  // wake the sender. For senders that keep several messages under way. 0: never.
-  absl::Duration nap = absl::ZeroDuration();
+  // While payloads are moving, it looks at UCX so often, and at posted tasks at once, instead of
+  // being woken by every event: a system call that hands over bytes, or tells the end of a message,
+  // takes many times as long if it has to wake the other end. For workers that keep several
+  // messages under way. 0: never.
+  absl::Duration nap = absl::Microseconds(100);
   uint32_t max_posted = 4096;             // Tasks waiting for the thread; Post refuses beyond.
   std::string thread_name = "crumb-ucx";  // At most 15 characters.
   // Told what no caller can be told. Called on any thread. May be empty.

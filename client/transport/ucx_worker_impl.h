@@ -64,7 +64,6 @@ class UcxWorker::Impl {
     Impl* worker;
     UcxPeerId peer;
     UcxDone done;
-    bool is_offer;  // Of a payload by rendezvous, which the peer will take.
     std::array<std::byte, kMaxHeaderBytes> header;
   };
   class Arrival;  // NOLINT(cppcoreguidelines-virtual-class-destructor): final, on the stack.
@@ -80,7 +79,7 @@ class UcxWorker::Impl {
   absl::StatusOr<UcxPeerId> AddPeer(ucp_ep_params_t params);
   void ForceClose(ucp_ep_h endpoint);
   void MarkLost(ucp_ep_h endpoint, absl::Status reason);
-  Transfer* Begin(UcxPeerId peer, UcxDone done, bool is_offer);
+  Transfer* Begin(UcxPeerId peer, UcxDone done);
   static void End(Transfer* transfer, ucs_status_t status);
   void Log(std::string_view text) const;
   static void OnConnection(ucp_conn_request_h request, void* self);
@@ -107,7 +106,6 @@ class UcxWorker::Impl {
   std::unordered_map<ucp_ep_h, UcxPeerId> by_endpoint_;
   uint64_t last_peer_ = 0;
   uint64_t num_transfers_ = 0;
-  uint64_t num_offers_ = 0;                     // Of them.
   absl::Time moved_at_ = absl::InfinitePast();  // When a transfer of any peer began or ended last.
   bool any_lost_ = false;
   absl::Time now_;

@@ -46,9 +46,7 @@ absl::StatusOr<std::unique_ptr<UcxServer>> UcxServer::Create(const UcxServerOpti
   std::unique_ptr<UcxServer> server(new UcxServer(options, store, sessions, observer, clock));
   CRUMB_ASSIGN_OR_RETURN(PullSender sender, PullSender::Create(options.pulls));
   server->sender_.emplace(std::move(sender));
-  UcxOptions ucx = options.ucx;
-  ucx.nap = options.nap;
-  CRUMB_ASSIGN_OR_RETURN(server->worker_, UcxWorker::Create(ucx, *server, clock));
+  CRUMB_ASSIGN_OR_RETURN(server->worker_, UcxWorker::Create(options.ucx, *server, clock));
   absl::StatusOr<uint16_t> port;
   CRUMB_RETURN_IF_ERROR(server->worker_->Call([&] {
     port = server->worker_->Listen(options.host, options.port);

@@ -41,8 +41,6 @@ struct UcxServerOptions {
   std::string host = "127.0.0.1";  // Numeric address to listen on.
   uint16_t port = 0;               // 0: any free one.
   UcxOptions ucx;
-  // UcxOptions::nap of the server's worker: a fraction of what pulls.window messages take.
-  absl::Duration nap = absl::Microseconds(200);
   PullSender::Options pulls;
   StageArea::Options staging;
   uint32_t max_peers = 1024;

@@ -55,7 +55,6 @@ const Flags kDefaults = {
     {"quarantine_ms", "0"},
     {"capacity_mb", "256"},
     {"stall_ms", "10000"},
-    {"nap_us", "200"},
     {"window", "16"},
     {"chunk_bytes", "1048576"},
     {"num_chunks", "64"},
@@ -91,7 +90,6 @@ class Daemon {
     UcxServerOptions options;
     options.ucx.transports = flags_["transports"];
     options.ucx.stall_timeout = absl::Milliseconds(Number("stall_ms"));
-    options.nap = absl::Microseconds(Number("nap_us"));
     options.ucx.log = [](std::string_view text) { std::cerr << text << "\n"; };
     options.pulls.window = Number("window");
     options.pulls.chunk_bytes = Number("chunk_bytes");

@@ -216,6 +216,40 @@ TEST_P(UcxWorkerTest, ANappingSenderRunsTasksAtOnceAndItsTransfersEnd) {
   }
 }
 
+TEST_P(UcxWorkerTest, ANappingReceiverRunsTasksAtOnceAndTakesWhatComes) {
+  options_.nap = 10 * kSoon;  // So that only tasks end it.
+  Recorder handler;
+  auto receiver = UcxWorker::Create(options_, handler);
+  ASSERT_TRUE(receiver.ok()) << receiver.status();
+  uint16_t port = 0;
+  ASSERT_TRUE((*receiver)
+                  ->Call([&] {
+                    const auto listening = (*receiver)->Listen("127.0.0.1", 0);
+                    port = listening.value_or(0);
+                    return listening.status();
+                  })
+                  .ok());
+  const UcxPeerId peer = Connect(port);
+  const std::vector<std::byte> payload = Pattern(1 << 20);
+  ASSERT_TRUE(client_
+                  ->Call([&] {
+                    for (int i = 0; i < 8; ++i) {
+                      client_->Send(peer, AsBytes("piece"), payload, UcxSend::kRendezvous,
+                                    [](const absl::Status&) {});
+                    }
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  const absl::Time end = Clock::System().Now() + kSoon;
+  while (handler.received().size() < 8 && Clock::System().Now() < end) {
+    ASSERT_TRUE((*receiver)->Call([] { return absl::OkStatus(); }).ok());
+  }
+  ASSERT_EQ(handler.received().size(), 8);
+  for (const auto& received : handler.received()) {
+    EXPECT_EQ(received->payload, payload);
+  }
+}
+
 TEST_P(UcxWorkerTest, AnswersGoBackToWhoAsked) {
   const UcxPeerId peer = Connect(port_);
   ASSERT_TRUE(Send(peer, "ask", {}, UcxSend::kCopy).ok());
