@@ -354,22 +354,6 @@ TEST_F(ClientTest, EngineStoppedForLongerThanItsLeaseLosesItsPrefix) {
   EXPECT_EQ(engine->Ask("validate"), "OK");
 }
 
-TEST_F(ClientTest, KilledEnginesLeaveNothing) {
-  StartDaemon();
-  for (uint32_t round = 1; round <= 3; ++round) {
-    auto engine = EngineProcess::Start(daemon_->address());
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    engine->Send("churn " + std::to_string(100 * round));
-    for (uint32_t line = 0; line < round; ++line) {
-      ASSERT_THAT(engine->ReadLine(), StartsWith("published"));
-    }
-    engine->Kill();
-    EXPECT_TRUE(StatusBecomes("\"sessions\": []")) << status_;
-    EXPECT_TRUE(StatusBecomes("\"leases\": 0")) << status_;
-    EXPECT_TRUE(StatusBecomes("\"publishes\": 0")) << status_;
-  }
-}
-
 TEST_F(ClientTest, AbsentDaemonIsNamedAtTheTimeoutAndFoundWhenItComes) {
   StartDaemon();
   daemon_->Kill();
