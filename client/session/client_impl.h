@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Client: keeps one session attached, whatever happens to the daemon, and hands calls to it.
-//
-// Threads of its own: one attaches and then waits for the session's end, and attaches anew with
-// back-off; one renews and releases leases. Engine threads call through; none waits for another.
+// Client: hands an engine's calls to the session that it keeps. No engine thread waits for another.
 #pragma once
 
 #include <memory>
-#include <random>
-#include <thread>
+#include <span>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-#include "client/session/control_plane.h"
 #include "client/session/page_exporter.h"
 #include "client/session/session.h"
+#include "client/session/session_keeper.h"
 #include "crumb/client.h"
 #include "proto/base/clock.h"
 
@@ -27,14 +21,14 @@ namespace crumb {
 // Thread-safe.
 class ClientImpl : public Client {
  public:
-  // `options` are checked, and heads.count is not 0. `gpu_uuid` is that of options.gpu, if any.
-  ClientImpl(ClientOptions options, const GpuUuid& gpu_uuid, const Clock& clock);
-  ~ClientImpl() override;
-  ClientImpl(const ClientImpl&) = delete;
-  ClientImpl& operator=(const ClientImpl&) = delete;
+  // As SessionKeeper's.
+  ClientImpl(const ClientOptions& options, const GpuUuid& gpu_uuid, const Clock& clock);
 
-  absl::Status WaitAttached(absl::Duration timeout) override;
-  ClientState state() const override;
+  absl::Status WaitAttached(absl::Duration timeout) override {
+    return keeper_.WaitAttached(timeout);
+  }
+  ClientState state() const override { return keeper_.state(); }
+  // shared: see Client.
   absl::StatusOr<std::shared_ptr<PrefixHandle>> Lookup(std::span<const uint32_t> tokens,
                                                        const LookupOptions& options) override;
   absl::StatusOr<PublishResult> Publish(const Sequence& sequence,
@@ -50,38 +44,14 @@ class ClientImpl : public Client {
   absl::StatusOr<PublishResult> PublishPages(PageExporter& exporter,
                                              std::span<const uint32_t> tokens,
                                              const PublishOptions& options);
-  void AttachMain();
-  // One session from its attempt to its end. Returns why it ended, or did not begin.
-  absl::Status RunSession();
-  absl::StatusOr<DataPlanes> OpenDataPlanes(const SessionInfo& info);
-  // Why lookups find no pages in the memory of ClientOptions::gpu; empty where they do.
-  std::string GpuNote(const Session& session) const;
-  // Waits with back-off, or until the client ends.
-  void Pause(absl::Duration backoff);
-
-  void LeaseMain();
-  void KeepLeases(Session* session);
-
-  absl::StatusOr<std::shared_ptr<Session>> Current() const;
   absl::StatusOr<std::unique_ptr<PageSource>> OpenSource(const Session& session,
                                                          const FoundPrefix& found,
                                                          const LookupOptions& options,
                                                          absl::Time sent_at);
 
   const ClientOptions options_;
-  const GpuUuid gpu_uuid_;
   const Clock& clock_;
-
-  mutable absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // shared: with calls under way, and prefixes.
-  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);       // Null while not attached.
-  std::shared_ptr<Session> last_session_ ABSL_GUARDED_BY(mutex_);  // To be told of its successor.
-  std::shared_ptr<ControlPlane> control_ ABSL_GUARDED_BY(mutex_);  // To cancel it.
-  ClientState state_ ABSL_GUARDED_BY(mutex_);
-
-  std::thread attach_thread_;
-  std::thread lease_thread_;
+  SessionKeeper keeper_;
 };
 
 }  // namespace crumb
