@@ -8,16 +8,12 @@
 #include <bit>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_set.h"
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 
 #include "client/session/daemon_channel.h"
 #include "client/session/lookup_stub.h"
 #include "client/session/page_places.h"
-#include "proto/base/clock.h"
+#include "client/session/rpc_calls.h"
 #include "proto/base/status_macros.h"
 #include "proto/base/version.h"
 #include "proto/crumb/v1/cache.grpc.pb.h"
@@ -35,27 +31,13 @@ v1::Encoding WireEncoding(PageEncoding encoding) {
   return encoding == PageEncoding::kInt2 ? v1::ENCODING_INT2 : v1::ENCODING_BF16;
 }
 
-absl::Status Cancelled(const char* call) {
-  return absl::CancelledError(absl::StrCat(call, ": this client is shutting down"));
-}
-
-// Returns the time that is left.
-absl::Duration SetDeadline(absl::Time deadline, grpc::ClientContext* context) {
-  const absl::Duration timeout = deadline - Clock::System().Now();
-  context->set_deadline(
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                   gpr_time_from_micros(std::max<int64_t>(0, absl::ToInt64Microseconds(timeout)),
-                                        GPR_TIMESPAN)));
-  return timeout;
-}
-
 class GrpcControlPlane : public ControlPlane {
  public:
   explicit GrpcControlPlane(const std::string& address)
       : GrpcControlPlane(address, ConnectToDaemon(address)) {}
 
   ~GrpcControlPlane() override {
-    CancelCalls();
+    calls_.CancelAll();
     FinishStream().IgnoreError();  // That it was cancelled.
   }
   GrpcControlPlane(const GrpcControlPlane&) = delete;
@@ -63,7 +45,7 @@ class GrpcControlPlane : public ControlPlane {
 
   absl::StatusOr<AttachedSession> Attach(const AttachParams& params) override;
   absl::Status WaitForNews() override;
-  void Cancel() override { CancelCalls(); }
+  void Cancel() override { calls_.CancelAll(); }
   absl::StatusOr<FoundPrefix> Lookup(const LookupParams& params, absl::Time deadline) override;
   absl::StatusOr<MissingPages> BeginPublish(const std::string& context_key,
                                             std::span<const uint32_t> tokens,
@@ -81,22 +63,14 @@ class GrpcControlPlane : public ControlPlane {
  private:
   // shared: gRPC's way of handing out channels.
   GrpcControlPlane(const std::string& address, const std::shared_ptr<grpc::Channel>& channel)
-      : address_(address), stub_(v1::Cache::NewStub(channel)), lookup_stub_(channel) {}
+      : address_(address),
+        stub_(v1::Cache::NewStub(channel)),
+        lookup_stub_(channel),
+        calls_(address) {}
 
   template <typename Request, typename Reply>
   using Method = grpc::Status (v1::Cache::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
 
-  absl::Status ToStatus(const char* call, const grpc::Status& status) const;
-  // Of a call that was given so long.
-  absl::Status ToStatus(const char* call, absl::Duration timeout, const grpc::Status& status) const;
-  void CancelCalls();
-  // False once cancelled.
-  bool Register(grpc::ClientContext* context);
-  void Unregister(grpc::ClientContext* context);
-  // Makes one call, by `call`.
-  absl::Status Run(const char* name,
-                   absl::Time deadline,
-                   absl::FunctionRef<grpc::Status(grpc::ClientContext&)> call);
   template <typename Request, typename Reply>
   absl::Status Call(const char* name,
                     Method<Request, Reply> method,
@@ -113,71 +87,14 @@ class GrpcControlPlane : public ControlPlane {
   const std::string address_;
   const std::unique_ptr<v1::Cache::Stub> stub_;
   LookupStub lookup_stub_;
+  RpcCalls calls_;
 
   // Of the thread that attaches and waits for news.
   std::unique_ptr<grpc::ClientContext> stream_context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachReply>> stream_;
   // Set by Attach, before all calls that prove the session with it.
   v1::SessionKey session_;
-
-  absl::Mutex mutex_;
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::flat_hash_set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);  // Calls under way.
 };
-
-absl::Status GrpcControlPlane::ToStatus(const char* call, const grpc::Status& status) const {
-  if (status.ok()) {
-    return absl::OkStatus();
-  }
-  // The codes of both have the same numbers.
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                      absl::StrCat(call, " at crumbd ", address_, ": ", status.error_message()));
-}
-
-bool GrpcControlPlane::Register(grpc::ClientContext* context) {
-  absl::MutexLock lock(&mutex_);
-  if (!cancelled_) {
-    contexts_.insert(context);
-  }
-  return !cancelled_;
-}
-
-void GrpcControlPlane::Unregister(grpc::ClientContext* context) {
-  absl::MutexLock lock(&mutex_);
-  contexts_.erase(context);
-}
-
-void GrpcControlPlane::CancelCalls() {
-  absl::MutexLock lock(&mutex_);
-  cancelled_ = true;
-  for (grpc::ClientContext* context : contexts_) {
-    context->TryCancel();  // Only starts it: does not wait, and calls no one back.
-  }
-}
-
-absl::Status GrpcControlPlane::ToStatus(const char* call,
-                                        absl::Duration timeout,
-                                        const grpc::Status& status) const {
-  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(call, ": crumbd ", address_, " did not answer within ",
-                     absl::FormatDuration(timeout), "; is it stopped or overloaded?"));
-  }
-  return ToStatus(call, status);
-}
-
-absl::Status GrpcControlPlane::Run(const char* name,
-                                   absl::Time deadline,
-                                   absl::FunctionRef<grpc::Status(grpc::ClientContext&)> call) {
-  grpc::ClientContext context;
-  const absl::Duration timeout = SetDeadline(deadline, &context);
-  if (!Register(&context)) {
-    return Cancelled(name);
-  }
-  const grpc::Status status = call(context);
-  Unregister(&context);
-  return ToStatus(name, timeout, status);
-}
 
 template <typename Request, typename Reply>
 absl::Status GrpcControlPlane::Call(const char* name,
@@ -185,7 +102,7 @@ absl::Status GrpcControlPlane::Call(const char* name,
                                     const Request& request,
                                     absl::Time deadline,
                                     Reply* reply) {
-  return Run(name, deadline, [&](grpc::ClientContext& context) {
+  return calls_.Run(name, deadline, [&](grpc::ClientContext& context) {
     return (stub_.get()->*method)(&context, request, reply);
   });
 }
@@ -193,8 +110,8 @@ absl::Status GrpcControlPlane::Call(const char* name,
 absl::Status GrpcControlPlane::OpenStream(const v1::AttachRequest& request,
                                           v1::AttachReply* reply) {
   stream_context_ = std::make_unique<grpc::ClientContext>();
-  if (!Register(stream_context_.get())) {
-    return Cancelled("Attach");
+  if (!calls_.Register(stream_context_.get())) {
+    return RpcCalls::Cancelled("Attach");
   }
   stream_ = stub_->Attach(stream_context_.get());
   if (stream_->Write(request) && stream_->Read(reply)) {
@@ -209,12 +126,12 @@ absl::Status GrpcControlPlane::FinishStream() {
   }
   const grpc::Status status = stream_->Finish();
   stream_ = nullptr;
-  Unregister(stream_context_.get());
+  calls_.Unregister(stream_context_.get());
   if (status.ok()) {
     return absl::UnavailableError(
         absl::StrCat("crumbd ", address_, " ended the session; it is going away"));
   }
-  return ToStatus("Attach", status);
+  return calls_.ToStatus("Attach", status);
 }
 
 absl::StatusOr<AttachedSession> GrpcControlPlane::Attach(const AttachParams& params) {
@@ -285,7 +202,7 @@ absl::StatusOr<FoundPrefix> GrpcControlPlane::Lookup(const LookupParams& params,
   request.set_context_key(params.context_key);
   request.set_allow_int2_window(params.allow_int2_window);
   v1::LookupReply reply;
-  CRUMB_RETURN_IF_ERROR(Run("Lookup", deadline, [&](grpc::ClientContext& context) {
+  CRUMB_RETURN_IF_ERROR(calls_.Run("Lookup", deadline, [&](grpc::ClientContext& context) {
     return lookup_stub_.Lookup(context, request, params.tokens, &reply);
   }));
   FoundPrefix found{.matched_tokens = reply.matched_tokens(),
@@ -349,16 +266,16 @@ void GrpcControlPlane::StartWrite(const CommitParams& params,
   // shared: std::function must be copyable. It is gRPC's until the answer.
   const auto call = std::make_shared<Call>();
   call->request = Pack<v1::WritePagesRequest>(params);
-  const absl::Duration timeout = SetDeadline(deadline, &call->context);
-  if (!Register(&call->context)) {
-    done(Cancelled(kName));
+  const absl::Duration timeout = RpcCalls::SetDeadline(deadline, &call->context);
+  if (!calls_.Register(&call->context)) {
+    done(RpcCalls::Cancelled(kName));
     return;
   }
   stub_->async()->WritePages(
       &call->context, &call->request, &call->reply,
       [this, call, timeout, done = std::move(done)](const grpc::Status& status) {
-        Unregister(&call->context);
-        done(ToStatus(kName, timeout, status));  // Last: who waits for it may destroy this.
+        calls_.Unregister(&call->context);
+        done(calls_.ToStatus(kName, timeout, status));  // Last: who waits for it may destroy this.
       });
 }
 
