@@ -49,6 +49,7 @@ class FeedbackPacker {
 
  private:
   static constexpr size_t kBlock = HeadRecord::kBlock;
+  static constexpr size_t kQuarter = kBlock / 2;  // A side of it.
 
   double At(size_t row, size_t column) const {
     return double{head_.key_feedback[row * dim_ + column]};
@@ -71,25 +72,17 @@ class FeedbackPacker {
     }
   }
 
-  // A[m][k] = -C[16 row + k][16 column + m] / C[16 row + k][16 row + k], in four registers a lane
-  // of (g, t): rows g and g + 8 of columns 2t, 2t + 1, then of 2t + 8, 2t + 9.
+  // A[m][k] = -C[16 row + k][16 column + m] / C[16 row + k][16 row + k], its quarters one after
+  // another: m below 8, then from 8 on, and the same of k from 8 on.
   void PackTile(size_t row, size_t column) {
-    PackOperand(layout_.feedback() + HeadRecord::feedback_tile(static_cast<uint32_t>(row),
-                                                               static_cast<uint32_t>(column)),
-                [&](size_t k, size_t m) {
-                  return -At(row * kBlock + k, column * kBlock + m) * inverses_[row * kBlock + k];
-                });
-  }
-
-  template <typename Element>
-  void PackOperand(size_t offset, Element&& element) {
     size_t index = 0;
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      for (size_t part = 0; part < 4; ++part) {
-        for (size_t i = 0; i < 2; ++i) {
-          const size_t k = 2 * (lane % 4) + part / 2 * 8 + i;
-          StoreHalf(offset, index++, element(k, lane / 4 + part % 2 * 8));
-        }
+    for (size_t quarter = 0; quarter < 4; ++quarter) {
+      for (size_t i = 0; i < kQuarter * kQuarter; ++i) {
+        const size_t m = quarter % 2 * kQuarter + i / kQuarter;
+        const size_t k = row * kBlock + quarter / 2 * kQuarter + i % kQuarter;
+        StoreHalf(layout_.feedback() + HeadRecord::feedback_tile(static_cast<uint32_t>(row),
+                                                                 static_cast<uint32_t>(column)),
+                  index++, -At(k, column * kBlock + m) * inverses_[k]);
       }
     }
   }
@@ -140,14 +133,19 @@ class FeedbackPacker {
     scalars->mean_unit = PackReader(1, mean);
   }
 
-  // Blocks on the diagonal of C's inverse are the inverses of those on C's.
+  // Blocks on the diagonal of C's inverse are the inverses of those on C's. In four registers a
+  // lane of (g, t): columns g of rows 2t, 2t + 1, then of 2t + 8, 2t + 9; and the same of columns g
+  // + 8.
   void PackWhitening(const std::vector<double>& inverse) {
+    size_t index = 0;
     for (size_t block = 0; block < layout_.num_blocks(); ++block) {
-      PackOperand(layout_.whitening() + block * HeadRecord::kFeedbackTileBytes,
-                  [&](size_t k, size_t m) {
-                    const size_t column = block * kBlock + m;
-                    return inverse[(block * kBlock + k) * dim_ + column] / inverses_[column];
-                  });
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        for (size_t i = 0; i < 8; ++i) {
+          const size_t row = block * kBlock + lane % 4 * 2 + i / 2 % 2 * kQuarter + i % 2;
+          const size_t column = block * kBlock + lane / 4 + i / 4 * kQuarter;
+          StoreHalf(layout_.whitening(), index++, inverse[row * dim_ + column] / inverses_[column]);
+        }
+      }
     }
   }
 

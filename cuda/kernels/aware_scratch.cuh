@@ -33,10 +33,30 @@ struct AwareScratch {
   static __device__ __forceinline__ uint32_t Word(uint32_t base, int i, int lane) {
     return base + lane * 4 + i * kChannelBytes;
   }
-  // Two problems of channel g + 8 half, as a product's lane (g, t) has them: those of lane
-  // 4 chunk + t.
-  static __device__ __forceinline__ uint32_t SumWord(uint32_t base, int chunk, int half, int lane) {
-    return base + lane / 4 * kChannelBytes + lane % 4 * 4 + chunk * 16 + half * 8 * kChannelBytes;
+  // What a product's sums are, of the problems of chunks 2 `pair` and 2 `pair` + 1: two of channel
+  // g and of channel g + 8, those of lane 4 chunk + t.
+  static __device__ __forceinline__ void LoadSums(uint32_t (&sums)[kProblemChunks][2],
+                                                  uint32_t base,
+                                                  int lane) {
+#pragma unroll
+    for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
+      uint32_t words[4];
+      LoadTile(words, base + pair * 32, kChannelBytes, lane);
+      sums[2 * pair][0] = words[0];
+      sums[2 * pair][1] = words[1];
+      sums[2 * pair + 1][0] = words[2];
+      sums[2 * pair + 1][1] = words[3];
+    }
+  }
+  static __device__ __forceinline__ void StoreSums(const uint32_t (&sums)[kProblemChunks][2],
+                                                   uint32_t base,
+                                                   int lane) {
+#pragma unroll
+    for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
+      const uint32_t words[4] = {sums[2 * pair][0], sums[2 * pair][1], sums[2 * pair + 1][0],
+                                 sums[2 * pair + 1][1]};
+      StoreTile(words, base + pair * 32, kChannelBytes, lane);
+    }
   }
   // B[16 x 16] of m16n8k16, twice: all the block's channels, of the problems of chunks 2 `pair` and
   // 2 `pair` + 1.

@@ -126,12 +126,12 @@ class DemoteAwareBlock {
       DemoteUnit next = unit;
       next.page += kGroups;
       const bool has_next = next.page < end;
-      if (has_next) {
-        FindSources(next, sources);
-      }
       WaitForCopies<0>();
       if (!params_.rows_are_rotated) {
         Rotate();
+      }
+      if (has_next) {
+        FindSources(next, sources);  // Not before products, which would wait for it.
       }
       __syncwarp();
       const OpenRow open = OpenKeyRow<kDim>(rows_ + lane_ * int{Tile::kStride});
@@ -144,6 +144,8 @@ class DemoteAwareBlock {
       }
       uint32_t words[kAwarePages][kDim / 32];
       Round(open, words);
+      std::byte* targets[kAwarePages];  // Read early, as that takes a while.
+      FindTargets(unit, targets);
       if (has_next && loads_in_place) {
         LoadRows(next, sources);
       }
@@ -151,7 +153,7 @@ class DemoteAwareBlock {
       if (has_next && !loads_in_place) {
         LoadRows(next, sources);
       }
-      Store(unit, words);
+      Store(unit, targets, words);
       turn_ ^= 1;
       unit = next;
     }
@@ -173,6 +175,14 @@ class DemoteAwareBlock {
     for (int i = 0; i < kAwarePages; ++i) {
       const DemoteUnit page = PageOf(unit, i);
       sources[i] = IsThere(page) ? page.source(params_) : nullptr;
+    }
+  }
+  __device__ __forceinline__ void FindTargets(const DemoteUnit& unit,
+                                              std::byte* (&targets)[kAwarePages]) const {
+#pragma unroll
+    for (int i = 0; i < kAwarePages; ++i) {
+      const DemoteUnit page = PageOf(unit, i);
+      targets[i] = IsThere(page) ? page.target(params_) : nullptr;
     }
   }
   // The warp's first row of a page.
@@ -256,7 +266,7 @@ class DemoteAwareBlock {
         std::byte* rows = rows_ + i * kRowsOfWarp * int{Tile::kStride};
         RowPairs<kDim> pairs;
         pairs.Load(rows, lane_);
-        rotation_.Rotate(shared_.rotation, lane_, pairs);
+        rotation_.template Rotate<kDim>(shared_.rotation, lane_, pairs);
         __syncwarp();
         pairs.Store(rows, lane_);
       }
@@ -300,6 +310,7 @@ class DemoteAwareBlock {
   }
 
   __device__ __forceinline__ void Store(const DemoteUnit& unit,
+                                        std::byte* const (&targets)[kAwarePages],
                                         const uint32_t (&words)[kAwarePages][kDim / 32]) {
     constexpr Int2HeadBlock kFormat{kDim, kDim};
 #pragma unroll
@@ -311,7 +322,7 @@ class DemoteAwareBlock {
       const auto bad_rows = [&](int warp) {
         return group_.bad_rows[turn_][warp] >> (i * kRowsOfWarp) & 0xffffu;
       };
-      std::byte* target = page.target(params_);
+      std::byte* const target = targets[i];
       if (target == nullptr || (bad_rows(0) | bad_rows(1) | bad_rows(2) | bad_rows(3)) != 0) {
         Refuse(page, bad_rows(warp_));
         continue;

@@ -37,13 +37,13 @@ __device__ __forceinline__ void MmaF16(float (&c)[4],
 }
 // The same with sums in fp16 too: c[0] is columns 2t, 2t + 1 of row g, c[1] of row g + 8.
 __device__ __forceinline__ void MmaF16Short(uint32_t (&c)[2],
-                                            const uint4& a,
+                                            const uint32_t (&a)[4],
                                             uint32_t b0,
                                             uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1},{%2,%3,%4,%5},{%6,%7},{%0,%1};"
       : "+r"(c[0]), "+r"(c[1])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Where lane `lane` points LoadMatrices for the A operand whose first element is at `tile`, rows
@@ -68,6 +68,36 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+// Four 8x8 matrices of 16-bit elements that lie as two by two, rows `stride` bytes apart from
+// `tile` on: above, below, and the same of the next eight columns. As LoadMatrices of OperandRow
+// has them, or a product's sums.
+__device__ __forceinline__ void LoadTile(uint32_t (&r)[4],
+                                         uint32_t tile,
+                                         uint32_t stride,
+                                         int lane) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(tile + lane % 16 * stride + lane / 16 * 16)
+               : "memory");
+}
+__device__ __forceinline__ void StoreTile(const uint32_t (&r)[4],
+                                          uint32_t tile,
+                                          uint32_t stride,
+                                          int lane) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%4],{%0,%1,%2,%3};" ::"r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(tile + lane % 16 * stride + lane / 16 * 16)
+               : "memory");
+#else
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + (lane / 4 + i % 2 * 8) * stride +
+                                                 lane % 4 * 4 + i / 2 * 16),
+                 "r"(r[i])
+                 : "memory");
+  }
+#endif
 }
 __device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
   uint32_t word;

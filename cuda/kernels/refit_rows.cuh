@@ -16,6 +16,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/kernels/aware_scratch.cuh"
+#include "cuda/kernels/feedback_operands.cuh"
 #include "cuda/kernels/open_rows.cuh"
 
 namespace crumb::gpu {
@@ -42,6 +44,109 @@ struct RefitProducts {
   float e_mean;
 };
 
+inline constexpr int kTilesOfWarp = 32 / kRowsOfWarp;
+
+// What a whitened block pushes into a later one, as operands: its y, and the feedback.
+template <int kDim>
+struct WhitenedOperands {
+  uint32_t rows[kTilesOfWarp][4];
+  uint32_t tile[4];
+
+  // `rows` are the warp's, y where blocks before `block` were.
+  __device__ __forceinline__ void Load(
+      const std::byte* from, const FeedbackOperands& feedback, int k, int block, int lane) {
+    feedback.LoadForRows(tile, k, block, lane);
+    LoadRows(from, k, lane);
+  }
+  __device__ __forceinline__ void LoadRows(const std::byte* from, int block, int lane) {
+    using Tile = PageTile<kDim>;
+#pragma unroll
+    for (int m = 0; m < kTilesOfWarp; ++m) {
+      const std::byte* its = from + m * kRowsOfWarp * int{Tile::kStride};
+      LoadMatrices(rows[m], OperandRow(its, Tile::kStride, lane) + block * 32);
+    }
+  }
+};
+
+// A block of 16 channels of a warp's 32 rows on its way to y: what the rows have there, less what y
+// of earlier blocks pushes into it.
+template <int kDim, bool kRefit>
+class OpenBlock {};
+
+template <int kDim>
+class OpenBlock<kDim, true> {
+ public:
+  __device__ __forceinline__ void Load(const std::byte* rows, int block, int lane) {
+    WhitenedOperands<kDim> x;
+    x.LoadRows(rows, block, lane);
+#pragma unroll
+    for (int m = 0; m < kTilesOfWarp; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __half22float2(AsHalves(x.rows[m][i]));
+        sums_[m][i / 2][i % 2 * 2] = pair.x;
+        sums_[m][i / 2][i % 2 * 2 + 1] = pair.y;
+      }
+    }
+  }
+  __device__ __forceinline__ void Push(const WhitenedOperands<kDim>& of) {
+#pragma unroll
+    for (int m = 0; m < kTilesOfWarp; ++m) {
+      MmaF16(sums_[m][0], of.rows[m], of.tile[0], of.tile[1]);
+      MmaF16(sums_[m][1], of.rows[m], of.tile[2], of.tile[3]);
+    }
+  }
+  // Of all blocks of the first half, into one of the second.
+  __device__ __forceinline__ void PushFirstHalf(const std::byte* rows,
+                                                const FeedbackOperands& feedback,
+                                                int block,
+                                                int lane) {
+#pragma unroll
+    for (int k = 0; k < AwareScratch<kDim>::kBlocks; ++k) {
+      WhitenedOperands<kDim> of;
+      of.Load(rows, feedback, k, block, lane);
+      Push(of);
+    }
+  }
+  // When all earlier blocks are pushed: y of the block, by the inverse of that on the diagonal.
+  __device__ __forceinline__ void Close(const uint4& inverse) {
+#pragma unroll
+    for (int m = 0; m < kTilesOfWarp; ++m) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i] =
+            AsWord(__floats2half2_rn(sums_[m][i / 2][i % 2 * 2], sums_[m][i / 2][i % 2 * 2 + 1]));
+        sums_[m][i / 2][i % 2 * 2] = sums_[m][i / 2][i % 2 * 2 + 1] = 0;
+      }
+      MmaF16(sums_[m][0], a, inverse.x, inverse.y);
+      MmaF16(sums_[m][1], a, inverse.z, inverse.w);
+    }
+  }
+  // y of channels 8 n + 2t and the next, of row g + 8 half of a tile.
+  __device__ __forceinline__ float2 of(int m, int n, int half) const {
+    return make_float2(sums_[m][n][2 * half], sums_[m][n][2 * half + 1]);
+  }
+
+ private:
+  float sums_[kTilesOfWarp][2][4];  // [tile of sixteen rows, columns 8 n on].
+};
+
+// A block's operands of its head.
+struct BlockReaders {
+  uint4 inverse;
+  uint2 readers;
+  __half2 weight[2];  // Of the lane's channels 8 n + 2t and the next.
+
+  __device__ __forceinline__ void Load(const RefitOperands& head, int block, int lane) {
+    inverse = __ldg(reinterpret_cast<const uint4*>(head.whitening + block * 512) + lane);
+    readers = __ldg(reinterpret_cast<const uint2*>(head.readers) + block * 32 + lane);
+    const auto* weights = reinterpret_cast<const __half2*>(head.weights + block * 16) + lane % 4;
+    weight[0] = weights[0];
+    weight[1] = weights[4];
+  }
+};
+
 // The sums of a warp's 32 rows, as the tensor cores have them.
 template <int kDim, bool kRefit>
 class RefitSums {};
@@ -50,45 +155,52 @@ template <int kDim>
 class RefitSums<kDim, true> {
  public:
   using Tile = PageTile<kDim>;
-  static constexpr int kTiles = 32 / kRowsOfWarp;
 
-  // Of a block of 16 channels whose errors are at `base` of the scratch. In `rows`, which are as
-  // OpenKeyRow left them, y takes its place.
-  template <typename Feedback>
+  // Of a block of 16 channels whose y is `open` and whose errors are at `base` of the scratch. In
+  // `rows`, which are as OpenKeyRow left them, y takes its place.
   __device__ __forceinline__ void AddBlock(std::byte* rows,
-                                           const Feedback& feedback,
-                                           const RefitOperands& head,
+                                           const OpenBlock<kDim, true>& open,
+                                           const BlockReaders& head,
                                            uint32_t base,
                                            int block,
                                            int lane) {
-    const uint4 inverse =
-        __ldg(reinterpret_cast<const uint4*>(head.whitening + block * 512) + lane);
-    const uint2 reader = __ldg(reinterpret_cast<const uint2*>(head.readers) + block * 32 + lane);
-    const auto* weights = reinterpret_cast<const __half2*>(head.weights + block * 16) + lane % 4;
-    const __half2 weight[2] = {weights[0], weights[4]};
-    uint32_t weighted[kTiles][4];
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      std::byte* tile = rows + m * kRowsOfWarp * int{Tile::kStride};
-      uint32_t y[4];
-      Whiten(tile, feedback, inverse, block, lane, weight, y, squares_[m]);
-      MmaF16(rows_with_readers_[m], y, reader.x, reader.y);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const __half2 w = weight[i / 2];
-        weighted[m][i] = AsWord(__hmul2(AsHalves(y[i]), __hmul2(w, w)));
-      }
-    }
-    const uint32_t readers[4] = {reader.x, 0, reader.y, 0};
+    uint32_t errors[kProblemChunks / 2][4];
 #pragma unroll
     for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
-      uint32_t b[4];
-      AwareScratch<kDim>::LoadOperands(b, base, pair, lane);
+      AwareScratch<kDim>::LoadOperands(errors[pair], base, pair, lane);
+    }
+    const uint32_t to = SharedAddress(rows) + block * 32;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int chunk = 2 * pair + i;
-        MmaF16(with_rows_[chunk], weighted[chunk / 4], b[2 * i], b[2 * i + 1]);
-        MmaF16(with_readers_[chunk], readers, b[2 * i], b[2 * i + 1]);
+    for (int m = 0; m < kTilesOfWarp; ++m) {
+      uint32_t y[4];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float2 w = __half22float2(head.weight[n]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 of = open.of(m, n, half);
+          y[2 * n + half] = AsWord(__floats2half2_rn(of.x, of.y));
+          const float2 weighted = make_float2(of.x * w.x, of.y * w.y);
+          squares_[m][half] =
+              fmaf(weighted.x, weighted.x, fmaf(weighted.y, weighted.y, squares_[m][half]));
+        }
+      }
+      StoreTile(y, to + m * kRowsOfWarp * Tile::kStride, Tile::kStride, lane);
+      MmaF16(rows_with_readers_[m], y, head.readers.x, head.readers.y);
+      uint32_t weighted[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const __half2 w = head.weight[i / 2];
+        weighted[i] = AsWord(__hmul2(AsHalves(y[i]), __hmul2(w, w)));
+      }
+#pragma unroll
+      for (int chunk = m * kChunksOfTile; chunk < (m + 1) * kChunksOfTile; ++chunk) {
+        // Of the tile's rows the eight that the chunk's are among, and the readers in the place of
+        // the others.
+        const int half = HalfOfChunk(chunk);
+        const uint32_t a[4] = {weighted[half], head.readers.x, weighted[2 + half], head.readers.y};
+        MmaF16(with_errors_[chunk], a, errors[chunk / 2][chunk % 2 * 2],
+               errors[chunk / 2][chunk % 2 * 2 + 1]);
       }
     }
     __syncwarp();  // Rows are as said.
@@ -110,17 +222,15 @@ class RefitSums<kDim, true> {
     for (int chunk = 0; chunk < kProblemChunks; ++chunk) {
       // Problems 8 chunk + 2t and the next are of row 4 chunk + t.
       if (g == (4 * chunk + t) % 8) {
-        const int half = 4 * chunk % kRowsOfWarp / 8;
-        sums[4 * chunk + t] =
-            make_float2(with_rows_[chunk][2 * half], with_rows_[chunk][2 * half + 1]);
+        sums[4 * chunk + t] = make_float2(with_errors_[chunk][0], with_errors_[chunk][1]);
       }
       if (g < 2) {
         sums[32 * (1 + g) + 4 * chunk + t] =
-            make_float2(with_readers_[chunk][0], with_readers_[chunk][1]);
+            make_float2(with_errors_[chunk][2], with_errors_[chunk][3]);
       }
     }
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
+    for (int m = 0; m < kTilesOfWarp; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float square = squares_[m][half];
@@ -156,62 +266,16 @@ class RefitSums<kDim, true> {
   }
 
  private:
-  // y of sixteen rows' channels of the block, as operand A, and to where the rows are.
-  template <typename Feedback>
-  static __device__ __forceinline__ void Whiten(std::byte* rows,
-                                                const Feedback& feedback,
-                                                const uint4& inverse,
-                                                int block,
-                                                int lane,
-                                                const __half2 (&weight)[2],
-                                                uint32_t (&y)[4],
-                                                float (&squares)[2]) {
-    const std::byte* operand = OperandRow(rows, Tile::kStride, lane);
-    uint32_t a[4];
-    LoadMatrices(a, operand + block * 32);
-    float open[2][4];  // [columns 8 n on].
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 x = __half22float2(AsHalves(a[i]));
-      open[i / 2][i % 2 * 2] = x.x;
-      open[i / 2][i % 2 * 2 + 1] = x.y;
-    }
-    // The operand A that takes errors along the columns is the two operands B that take y along
-    // the rows.
-#pragma unroll 2
-    for (int k = 0; k < block; ++k) {
-      const uint4 tile = feedback.Tile(k, block, lane);
-      LoadMatrices(a, operand + k * 32);
-      MmaF16(open[0], a, tile.x, tile.z);
-      MmaF16(open[1], a, tile.y, tile.w);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i] = AsWord(__floats2half2_rn(open[i / 2][i % 2 * 2], open[i / 2][i % 2 * 2 + 1]));
-    }
-    float whitened[2][4] = {};
-    MmaF16(whitened[0], a, inverse.x, inverse.z);
-    MmaF16(whitened[1], a, inverse.y, inverse.w);
-    __syncwarp();  // The block's rows have been read.
-    std::byte* to = rows + lane / 4 * int{Tile::kStride} + block * 32 + lane % 4 * 4;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float2 w = __half22float2(weight[n]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 of = make_float2(whitened[n][2 * half], whitened[n][2 * half + 1]);
-        y[2 * n + half] = AsWord(__floats2half2_rn(of.x, of.y));
-        *reinterpret_cast<uint32_t*>(to + half * 8 * int{Tile::kStride} + n * 16) = y[2 * n + half];
-        const float2 weighted = make_float2(of.x * w.x, of.y * w.y);
-        squares[half] = fmaf(weighted.x, weighted.x, fmaf(weighted.y, weighted.y, squares[half]));
-      }
-    }
+  static constexpr int kChunksOfTile = kProblemChunks / kTilesOfWarp;
+  // Which eight of its tile's rows the four of a chunk are among.
+  __device__ static constexpr int HalfOfChunk(int chunk) {
+    return 4 * chunk % kRowsOfWarp / 8;
   }
 
-  float with_rows_[kProblemChunks][4] = {};  // [row, problem], tiles of eight problems.
-  float with_readers_[kProblemChunks][4] = {};
-  float rows_with_readers_[kTiles][4] = {};
-  float squares_[kTiles][2] = {};  // Of the lane's share of y, weighted.
+  // [row g, problem], tiles of eight problems: half of a tile's rows, and then the readers.
+  float with_errors_[kProblemChunks][4] = {};
+  float rows_with_readers_[kTilesOfWarp][4] = {};
+  float squares_[kTilesOfWarp][2] = {};  // Of the lane's share of y, weighted.
 };
 
 // As the twin's RefitForReaders; e2 is the error's square in the metric. Returns the loss.

@@ -120,16 +120,12 @@ class RotateByWarpgroup {
     }
   }
 
-  // A product's columns are multiplied kColumns at a time: sums of more would take more registers
-  // than the rows that they become.
-  static constexpr int kColumns = 64;
-  using Sums = float[kColumns / 2];
-
-  // Starts to multiply a warp's sixteen rows by columns 64 `part` on.
+  // Starts to multiply a warp's sixteen rows by kColumns columns, the part's.
+  template <int kColumns>
   __device__ __forceinline__ void Multiply(const Shared& shared,
                                            const RowPairs<kDim>& rows,
                                            int part,
-                                           Sums& sums) const {
+                                           float (&sums)[kColumns / 2]) const {
     if constexpr (kHasWarpgroups) {
       const uint64_t matrix = WgmmaDescriptor(shared.matrix, 128, kDim * 16) +
                               static_cast<uint64_t>(part * kColumns / 8 * (kDim * 16 >> 4));
@@ -145,10 +141,11 @@ class RotateByWarpgroup {
     }
   }
   // When that is done: the columns' pairs, to `pairs`.
+  template <int kColumns>
   __device__ __forceinline__ void Finish(const Shared& shared,
                                          int part,
                                          int lane,
-                                         Sums& sums,
+                                         float (&sums)[kColumns / 2],
                                          uint32_t (&pairs)[kColumns / 8][2]) const {
     WgmmaHold(sums);
     if (has_shift_) {
@@ -168,7 +165,9 @@ class RotateByWarpgroup {
     }
   }
 
-  // A warp's sixteen rows, in place.
+  // A warp's sixteen rows, in place. kColumns of the product at a time: the sums of more would take
+  // more registers than the rows that they become.
+  template <int kColumns = 64>
   __device__ __forceinline__ void Rotate(const Shared& shared,
                                          int lane,
                                          RowPairs<kDim>& rows) const {
@@ -177,10 +176,10 @@ class RotateByWarpgroup {
       uint32_t pairs[kDim / kColumns][kPairs][2];
 #pragma unroll
       for (int part = 0; part < kDim / kColumns; ++part) {
-        Sums sums;
-        Multiply(shared, rows, part, sums);
+        float sums[kColumns / 2];
+        Multiply<kColumns>(shared, rows, part, sums);
         WgmmaWaitAll();
-        Finish(shared, part, lane, sums, pairs[part]);
+        Finish<kColumns>(shared, part, lane, sums, pairs[part]);
       }
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {

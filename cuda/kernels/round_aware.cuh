@@ -13,23 +13,11 @@
 #include <cstdint>
 
 #include "cuda/kernels/aware_scratch.cuh"
+#include "cuda/kernels/feedback_operands.cuh"
 #include "cuda/kernels/open_rows.cuh"
 #include "cuda/kernels/refit_rows.cuh"
 
 namespace crumb::gpu {
-
-// A head's feedback in shared memory: HeadRecord's diagonal and the tiles above it.
-struct FeedbackOperands {
-  const std::byte* diagonal;
-  const std::byte* tiles;
-
-  __device__ __forceinline__ uint4 Tile(int row, int column, int lane) const {
-    return *reinterpret_cast<const uint4*>(
-        tiles +
-        HeadRecord::feedback_tile(static_cast<uint32_t>(row), static_cast<uint32_t>(column)) +
-        lane * 16);
-  }
-};
 
 // Where a row's codes are until its range is known: [block][row][range], 16 codes a word; those of
 // channels 4t + j have bits 8j + 2t on.
@@ -60,77 +48,37 @@ struct RangeCodes {
   }
 };
 
-// What block `k` pushes into a later one of the same half, which begins with `first`.
-template <int kDim>
-struct PushOperands {
-  uint4 a;
-  uint32_t b[kProblemChunks / 2][4];
-
-  __device__ __forceinline__ void Load(const AwareScratch<kDim>& scratch,
-                                       const FeedbackOperands& feedback,
-                                       int first,
-                                       int k,
-                                       int block,
-                                       int lane) {
-    a = feedback.Tile(k, block, lane);
+// What earlier blocks of the same half, from `first` on, push into a block: into its errors' sums,
+// and with the refit into its open rows.
+template <int kDim, bool kRefit>
+__device__ __forceinline__ void AddPushed(uint32_t (&sums)[kProblemChunks][2],
+                                          OpenBlock<kDim, kRefit>& open,
+                                          const AwareScratch<kDim>& scratch,
+                                          const FeedbackOperands& feedback,
+                                          const std::byte* rows,
+                                          int first,
+                                          int block,
+                                          int lane) {
+#pragma unroll 1
+  for (int k = first; k < block; ++k) {
+    uint32_t a[4];
+    feedback.LoadForErrors(a, k, block, lane);
+    WhitenedOperands<kDim> whitened;
+    if constexpr (kRefit) {
+      whitened.Load(rows, feedback, k, block, lane);
+    }
+    uint32_t b[kProblemChunks / 2][4];
 #pragma unroll
     for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
       AwareScratch<kDim>::LoadOperands(b[pair], scratch.base(k - first), pair, lane);
     }
-  }
-  __device__ __forceinline__ void AddTo(uint32_t (&sums)[kProblemChunks][2]) const {
+    if constexpr (kRefit) {
+      open.Push(whitened);
+    }
 #pragma unroll
     for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
       MmaF16Short(sums[2 * pair], a, b[pair][0], b[pair][1]);
       MmaF16Short(sums[2 * pair + 1], a, b[pair][2], b[pair][3]);
-    }
-  }
-};
-
-// What earlier blocks of the same half push into a block, added to what is in `sums`; at least one.
-// kAhead: two sets of operands take turns, so that the next step's are on their way.
-template <int kDim, bool kAhead>
-__device__ __forceinline__ void AddPushed(uint32_t (&sums)[kProblemChunks][2],
-                                          const AwareScratch<kDim>& scratch,
-                                          const FeedbackOperands& feedback,
-                                          int first,
-                                          int block,
-                                          int lane) {
-  if constexpr (!kAhead) {
-#pragma unroll 1
-    for (int k = first; k < block; ++k) {
-      PushOperands<kDim> operands;
-      operands.Load(scratch, feedback, first, k, block, lane);
-      operands.AddTo(sums);
-    }
-    return;
-  }
-  PushOperands<kDim> operands[2];
-  operands[0].Load(scratch, feedback, first, first, block, lane);
-#pragma unroll 1
-  for (int k = first;;) {
-#pragma unroll
-    for (int turn = 0; turn < 2; ++turn) {
-      if (k + 1 < block) {
-        operands[1 - turn].Load(scratch, feedback, first, k + 1, block, lane);
-      }
-      operands[turn].AddTo(sums);
-      if (++k == block) {
-        return;
-      }
-    }
-  }
-}
-
-template <int kDim>
-__device__ __forceinline__ void StoreSums(const uint32_t (&sums)[kProblemChunks][2],
-                                          uint32_t base,
-                                          int lane) {
-#pragma unroll
-  for (int chunk = 0; chunk < kProblemChunks; ++chunk) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      StoreShared(AwareScratch<kDim>::SumWord(base, chunk, half, lane), sums[chunk][half]);
     }
   }
 }
@@ -152,22 +100,26 @@ __device__ __forceinline__ void PushIntoSecondHalf(AwareScratch<kDim>& scratch,
   }
 #pragma unroll 1
   for (int k = 0; k < kBlocks; ++k) {
+    uint32_t b[kProblemChunks / 2][4];
 #pragma unroll
     for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
-      uint32_t b[4];
-      AwareScratch<kDim>::LoadOperands(b, scratch.base(k), pair, lane);
+      AwareScratch<kDim>::LoadOperands(b[pair], scratch.base(k), pair, lane);
+    }
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const uint4 a = feedback.Tile(k, kBlocks + j, lane);
-        MmaF16Short(sums[j][2 * pair], a, b[0], b[1]);
-        MmaF16Short(sums[j][2 * pair + 1], a, b[2], b[3]);
+    for (int j = 0; j < kBlocks; ++j) {
+      uint32_t a[4];
+      feedback.LoadForErrors(a, k, kBlocks + j, lane);
+#pragma unroll
+      for (int pair = 0; pair < kProblemChunks / 2; ++pair) {
+        MmaF16Short(sums[j][2 * pair], a, b[pair][0], b[pair][1]);
+        MmaF16Short(sums[j][2 * pair + 1], a, b[pair][2], b[pair][3]);
       }
     }
   }
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
-    StoreSums<kDim>(sums[j], scratch.base(j), lane);
+    AwareScratch<kDim>::StoreSums(sums[j], scratch.base(j), lane);
   }
   __syncwarp();
 }
@@ -250,6 +202,33 @@ struct RoundedRow {
   bool takes_second;  // Of the two ranges.
 };
 
+// Of the range of less loss, the first of equals; a loss that is no number loses.
+template <int kDim, bool kRefit>
+__device__ __forceinline__ RoundedRow ChooseRange(const OpenRow& open,
+                                                  float (&losses)[kRangesOfRow],
+                                                  const RefitOperands& refit,
+                                                  RefitSums<kDim, kRefit>& sums_of_refit,
+                                                  AwareScratch<kDim>& scratch,
+                                                  int lane) {
+  RowLevels levels[kRangesOfRow];
+#pragma unroll
+  for (int i = 0; i < kRangesOfRow; ++i) {
+    levels[i] = open.levels[i];
+    losses[i] *= refit.loss_unit * (levels[i].scale * levels[i].scale);
+  }
+  if constexpr (kRefit) {
+    RefitProducts products[kRangesOfRow];
+    sums_of_refit.Finish(scratch, refit, open, lane, products);
+#pragma unroll
+    for (int i = 0; i < kRangesOfRow; ++i) {
+      losses[i] = RefitLevels<kDim>(products[i], refit, losses[i], levels[i]);
+    }
+  }
+  const auto or_infinite = [](float x) { return x == x ? x : INFINITY; };
+  const bool takes_second = or_infinite(losses[1]) < or_infinite(losses[0]);
+  return {takes_second ? levels[1] : levels[0], takes_second};
+}
+
 // 32 rows, one warp, each lane's as OpenKeyRow left it; `rows` are the warp's in the tile. Whose
 // `codes` they are. `refit` is of oscar-int2-tilted's keys; then the rows are lost.
 template <int kDim, bool kRefit>
@@ -276,32 +255,43 @@ __device__ __forceinline__ RoundedRow RoundAttentionAware(std::byte* rows,
   for (int i = 0; i < 16; ++i) {
     StoreShared(AwareScratch<kDim>::Word(scratch.base(0), i, lane), offset);
   }
+  __syncwarp();  // All rows are open.
   float losses[kRangesOfRow] = {};
   RefitSums<kDim, kRefit> sums_of_refit;
 #pragma unroll 1
   for (int block = 0; block < 2 * kBlocks; ++block) {
     const int first = block < kBlocks ? 0 : kBlocks;  // Of the half.
     const uint32_t base = scratch.base(block - first);
+    OpenBlock<kDim, kRefit> open_block;
+    BlockReaders readers;
+    if constexpr (kRefit) {
+      readers.Load(refit, block, lane);
+      open_block.Load(rows, block, lane);
+      if (first > 0) {
+        open_block.PushFirstHalf(rows, feedback, block, lane);
+      }
+    }
     if (block == kBlocks) {
       PushIntoSecondHalf(scratch, feedback, offsets, lane);
     } else if (block > first) {
       uint32_t sums[kProblemChunks][2];
+      if (first == 0) {
 #pragma unroll
-      for (int chunk = 0; chunk < kProblemChunks; ++chunk) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          sums[chunk][half] =
-              first == 0 ? offsets[chunk]
-                         : LoadShared(AwareScratch<kDim>::SumWord(base, chunk, half, lane));
+        for (int chunk = 0; chunk < kProblemChunks; ++chunk) {
+          sums[chunk][0] = sums[chunk][1] = offsets[chunk];
         }
+      } else {
+        AwareScratch<kDim>::LoadSums(sums, base, lane);
       }
-      // Measured: with the refit it pays to load ahead, without it does not.
-      AddPushed<kDim, kRefit>(sums, scratch, feedback, first, block, lane);
-      StoreSums<kDim>(sums, base, lane);
+      AddPushed(sums, open_block, scratch, feedback, rows, first, block, lane);
+      AwareScratch<kDim>::StoreSums(sums, base, lane);
       __syncwarp();
     }
     __half2 z[16];
     LoadOpenChannels<kDim>(row + block * 32, inverse_scale, base, lane, z);
+    if constexpr (kRefit) {
+      open_block.Close(readers.inverse);
+    }
     const RoundedBlock rounded =
         RoundBlock<kDim>(z, feedback.diagonal + block * HeadRecord::kDiagonalBytes, base, lane);
     codes.of(block, lane) = rounded.codes;
@@ -309,27 +299,10 @@ __device__ __forceinline__ RoundedRow RoundAttentionAware(std::byte* rows,
     losses[1] += rounded.loss.y;
     __syncwarp();
     if constexpr (kRefit) {
-      sums_of_refit.AddBlock(rows, feedback, refit, base, block, lane);
+      sums_of_refit.AddBlock(rows, open_block, readers, base, block, lane);
     }
   }
-  RowLevels levels[kRangesOfRow];
-#pragma unroll
-  for (int i = 0; i < kRangesOfRow; ++i) {
-    levels[i] = open.levels[i];
-    losses[i] *= refit.loss_unit * (levels[i].scale * levels[i].scale);
-  }
-  if constexpr (kRefit) {
-    RefitProducts products[kRangesOfRow];
-    sums_of_refit.Finish(scratch, refit, open, lane, products);
-#pragma unroll
-    for (int i = 0; i < kRangesOfRow; ++i) {
-      losses[i] = RefitLevels<kDim>(products[i], refit, losses[i], levels[i]);
-    }
-  }
-  // The least loss, the first of equals; a loss that is no number loses.
-  const auto or_infinite = [](float x) { return x == x ? x : INFINITY; };
-  const bool takes_second = or_infinite(losses[1]) < or_infinite(losses[0]);
-  return {takes_second ? levels[1] : levels[0], takes_second};
+  return ChooseRange(open, losses, refit, sums_of_refit, scratch, lane);
 }
 
 }  // namespace crumb::gpu

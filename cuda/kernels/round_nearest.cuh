@@ -67,11 +67,12 @@ struct RowPairs {
 
   // To sixteen rows of a tile, from `rows` on.
   __device__ __forceinline__ void Store(std::byte* rows, int lane) const {
-    std::byte* to = rows + lane / 4 * int{PageTile<kDim>::kStride} + lane % 4 * 4;
+    const uint32_t tile = SharedAddress(rows);
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      *reinterpret_cast<uint32_t*>(to + n * 16) = words[n][0];
-      *reinterpret_cast<uint32_t*>(to + 8 * int{PageTile<kDim>::kStride} + n * 16) = words[n][1];
+    for (int k = 0; k < kDim / 16; ++k) {
+      const uint32_t a[4] = {words[2 * k][0], words[2 * k][1], words[2 * k + 1][0],
+                             words[2 * k + 1][1]};
+      StoreTile(a, tile + k * 32, PageTile<kDim>::kStride, lane);
     }
   }
 

@@ -57,8 +57,9 @@ struct HeadRecord {
     return is_aware ? size_t{num_blocks()} * kDiagonalBytes : 0;
   }
   static constexpr size_t kDiagonalBytes = size_t{kBlock} * kBlock * 2;  // Of a block.
-  // The blocks above those, transposed, as operands A of m16n8k16 of 16 bytes a lane: by columns,
-  // those of column block b are [b * (b - 1) / 2, + b).
+  // The blocks above those, transposed, for ldmatrix: quarters of 8 x 8, rows contiguous, in the
+  // order of an operand A of m16n8k16. By columns, those of column block b are [b * (b - 1) / 2, +
+  // b).
   constexpr size_t feedback() const { return diagonal() + diagonal_bytes(); }
   static constexpr size_t feedback_tile(uint32_t row, uint32_t column) {
     return (size_t{column} * (column - 1) / 2 + row) * kFeedbackTileBytes;
@@ -74,7 +75,7 @@ struct HeadRecord {
     return is_tilted ? tilted() + part * matrix_bytes() : rotation(false, part);
   }
   // The inverses of the blocks on the diagonal of C, rows divided as above, in fp16: two operands
-  // B of m16n8k16 each, in the order of a feedback tile.
+  // B of m16n8k16 each, of 16 bytes a lane.
   constexpr size_t whitening() const { return tilted() + 2 * matrix_bytes(); }
   constexpr size_t whitening_bytes() const { return size_t{num_blocks()} * kFeedbackTileBytes; }
   // The row of ones and the mean query, whitened by C^-1, as rows 0 and 1 of A of m16n8k16 in
