@@ -3,10 +3,11 @@
 // New rows of one layer times their heads' rotations, into windows and rotated queries.
 //
 // Bound by latency: a decode step of a few tokens reads 1 MB of rotations a layer (8 KV heads,
-// head_dim 128) and little else. A warp has 16 columns of one rotation in registers, asked for
-// before the launch ahead of this one has ended. Where rows come from and go to is found once, by a
-// thread a row; the rows themselves come through shared memory, two tiles of 16 at a time, and the
-// next two are asked for before products begin.
+// head_dim 128) and little else. A warp has 16 columns of one rotation in registers. They are asked
+// for before the launch ahead of this one has ended, and what is computed from parameters alone,
+// where rows come from, is computed by then too, by a thread a row. The rows themselves come
+// through shared memory, two tiles of 16 at a time, and the next two are asked for before products
+// begin.
 //
 // grid = [KV heads x groups of columns, runs of tiles: of K and queries, then of V]. Rows of K's
 // rotation are, token by token, the key and then the queries that share its head; where queries
@@ -83,31 +84,40 @@ class AppendBlock {
     if (first_ + static_cast<uint32_t>(turn_) * kAppendRows < end_) {
       LoadColumns(record, layout);
     }
-    const auto* shift = reinterpret_cast<const float*>(record + layout.shift(is_value_));
+    LocateRows();
     WaitForEarlierWork();
     LetNextLaunchStart();
-    for (; first_ < end_; first_ += kAppendThreads) {
-      __syncthreads();  // All are done with the rows before.
-      RotateRows(shift);
+    while (first_ < end_) {
+      RotateRows();
+      first_ += kAppendThreads;
+      if (first_ < end_) {
+        __syncthreads();  // All are done with the rows before.
+        LocateRows();
+      }
     }
   }
 
  private:
-  // Rows [first_, first_ + kAppendThreads), or what there is of them.
-  __device__ __forceinline__ void RotateRows(const float* shift) {
+  // Where the next rows come from: those of [first_, first_ + kAppendThreads) that there are.
+  __device__ __forceinline__ void LocateRows() {
+    const uint64_t mine = first_ + threadIdx.x;
+    token_ = 0;
+    to_ = nullptr;
+    memory_.kinds[threadIdx.x] = kValue;
+    memory_.from[threadIdx.x] = mine < end_ ? Locate(mine) : nullptr;
+    __syncthreads();
+  }
+
+  // The rows that LocateRows has found.
+  __device__ __forceinline__ void RotateRows() {
     const auto count = static_cast<int>(min(end_ - first_, uint64_t{kAppendThreads}));
     const auto mine = static_cast<int>(threadIdx.x);
-    uint32_t token = 0;
-    std::byte* to = nullptr;
-    memory_.kinds[mine] = kValue;
-    memory_.from[mine] = mine < count ? Locate(first_ + threadIdx.x, &token, &to) : nullptr;
-    __syncthreads();
     Fetch(0);
     // Two loads one after the other, while the rows are on their way.
     if (mine < count && memory_.kinds[mine] != kQuery && memory_.from[mine] != nullptr) {
-      to = FindSlot(token);
+      to_ = FindSlot(token_);
     }
-    memory_.to[mine] = to;
+    memory_.to[mine] = to_;
     int buffer = 0;
     for (int row = 0; row < count; row += kRows) {
       // Who still reads this buffer has not passed the barrier of the other.
@@ -124,7 +134,7 @@ class AppendBlock {
       }
       const int tile = turn_ * static_cast<int>(kAppendRows);
       if (row + tile < count) {
-        RotateTile(tiles + tile * kStride, row + tile, shift);
+        RotateTile(tiles + tile * kStride, row + tile);
       }
       buffer ^= 1;
     }
@@ -137,6 +147,12 @@ class AppendBlock {
           first_member_ > 0 ? layout.query_rotation(part) : layout.rotation(is_value_, part);
       return reinterpret_cast<const uint2*>(record + offset) + first;
     };
+    const auto* shift =
+        reinterpret_cast<const float*>(record + layout.shift(is_value_)) + column_ + lane_ % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      shift_[n] = *reinterpret_cast<const float2*>(shift + 8 * n);
+    }
     const uint2* upper = columns(kRotateUpper);
     const uint2* lower = columns(kRotateLower);
 #pragma unroll
@@ -149,28 +165,26 @@ class AppendBlock {
     }
   }
 
-  // Where a row comes from and what it is; a query's place, too. Loads nothing.
-  __device__ __forceinline__ const std::byte* Locate(uint64_t index,
-                                                     uint32_t* token,
-                                                     std::byte** to) const {
+  // Where the thread's row comes from and what it is; a query's place, too. Loads nothing.
+  __device__ __forceinline__ const std::byte* Locate(uint64_t index) {
     // 64-bit division is a hundred instructions.
     const bool is_small = num_rows_ >> 32 == 0;
-    *token =
+    token_ =
         is_small ? static_cast<uint32_t>(index) / group_ : static_cast<uint32_t>(index / group_);
-    const auto member = static_cast<uint32_t>(index - uint64_t{*token} * group_) + first_member_;
+    const auto member = static_cast<uint32_t>(index - uint64_t{token_} * group_) + first_member_;
     memory_.kinds[threadIdx.x] = member > 0 ? kQuery : is_value_ ? kValue : kKey;
     if (member > 0) {
       const uint32_t query_head = head_ * queries_ + member - 1;
-      *to = static_cast<std::byte*>(params_.rotated_queries) +
-            (size_t{*token} * params_.num_query_heads + query_head) * kDim * 2;
+      to_ = static_cast<std::byte*>(params_.rotated_queries) +
+            (size_t{token_} * params_.num_query_heads + query_head) * kDim * 2;
       return static_cast<const std::byte*>(params_.queries.data) +
-             *token * params_.queries.token_stride + size_t{query_head} * kDim * 2;
+             token_ * params_.queries.token_stride + size_t{query_head} * kDim * 2;
     }
     const TokenRows& rows = is_value_ ? params_.values : params_.keys;
     if (rows.data == nullptr) {
       return nullptr;  // Of queries alone.
     }
-    return static_cast<const std::byte*>(rows.data) + *token * rows.token_stride +
+    return static_cast<const std::byte*>(rows.data) + token_ * rows.token_stride +
            size_t{head_} * kDim * 2;
   }
 
@@ -226,9 +240,7 @@ class AppendBlock {
   }
 
   // `first` is the tile's first row, of those that the block has found.
-  __device__ __forceinline__ void RotateTile(const std::byte* tile,
-                                             int first,
-                                             const float* shift) const {
+  __device__ __forceinline__ void RotateTile(const std::byte* tile, int first) const {
     const int t = lane_ % 4;
     const int row = first + lane_ / 4;
     const bool is_key[2] = {memory_.kinds[row] == kKey, memory_.kinds[row + 8] == kKey};
@@ -236,11 +248,10 @@ class AppendBlock {
     float lower_sums[2][4] = {};  // Of the matrix's lower part: products that wait for no others.
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const float2 start = *reinterpret_cast<const float2*>(shift + column_ + 8 * n + 2 * t);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        sums[n][2 * half] = is_key[half] ? start.x : 0;
-        sums[n][2 * half + 1] = is_key[half] ? start.y : 0;
+        sums[n][2 * half] = is_key[half] ? shift_[n].x : 0;
+        sums[n][2 * half + 1] = is_key[half] ? shift_[n].y : 0;
       }
     }
 #pragma unroll
@@ -296,9 +307,12 @@ class AppendBlock {
   uint32_t group_;         // Rows a token.
   int turn_;               // Which of the tiles that a block has at a time is the warp's.
   uint64_t num_rows_;
-  uint64_t first_;  // Of the block's rows: the next,
-  uint64_t end_;    // and where they end.
+  uint64_t first_;           // Of the block's rows: the next,
+  uint64_t end_;             // and where they end.
+  uint32_t token_ = 0;       // Of the thread's row,
+  std::byte* to_ = nullptr;  // and where it goes, if it is a query.
   uint4 chunks_[kChunksOfThread];
+  float2 shift_[2];  // Of the lane's columns, of keys.
   uint2 upper_[2][kSteps];
   uint2 lower_[2][kSteps];
 };
