@@ -33,6 +33,34 @@ GpuSequence::Impl::Impl(const Options& options)
       pages_({.geometry = pool_.geometry(), .windows = options.pool->profile().windows()}, &pool_) {
 }
 
+// Of another rank's heads there are no bytes in the pages, and of another GPU's memory the address
+// alone is here: a kernel that reads either is wrong, or ends all work of the process.
+absl::Status GpuSequence::Impl::CheckPrefix(const PrefixHandle& prefix,
+                                            const GpuUpload* upload) const {
+  const GpuPagePool::Options& pool = pool_.options();
+  if (prefix.profile_id() != pool.profile->id()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the prefix is of profile ", prefix.profile_id().Short(), ", the pool of ",
+                     pool.profile->id().Short(), "; attach the client with the pool's profile"));
+  }
+  const HeadRange heads = prefix.heads().Resolve(pool.profile->geometry().num_kv_heads);
+  if ((pool.heads.Mask() & ~heads.Mask()) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the prefix has KV heads ", heads.first, " + ", heads.count, " of each page, the pool ",
+        pool.heads.first, " + ", pool.heads.count, "; attach the client with the pool's heads"));
+  }
+  if (prefix.gpu() >= 0 && prefix.gpu() != pool.gpu) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the prefix is of a client on GPU ", prefix.gpu(), ", the pool on GPU ",
+                     pool.gpu, "; attach a client with the pool's ClientOptions::gpu"));
+  }
+  if (upload != nullptr && &upload->prefix() != &prefix) {
+    return absl::FailedPreconditionError(
+        "the upload is of another prefix than is adopted with it: adopt each with its own");
+  }
+  return absl::OkStatus();
+}
+
 // shared: both with who else adopts the prefix.
 absl::Status GpuSequence::Impl::Adopt(std::shared_ptr<PrefixHandle> prefix,
                                       std::shared_ptr<GpuUpload> upload) {
@@ -44,12 +72,7 @@ absl::Status GpuSequence::Impl::Adopt(std::shared_ptr<PrefixHandle> prefix,
   if (prefix == nullptr || prefix->num_pages() == 0) {
     return absl::OkStatus();  // A miss.
   }
-  const ProfileId& profile_id = pool_.options().profile->id();
-  if (prefix->profile_id() != profile_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the prefix is of profile ", prefix->profile_id().Short(), ", the pool of ",
-                     profile_id.Short(), "; attach the client with the pool's profile"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckPrefix(*prefix, upload.get()));
   const uint32_t num_pages = prefix->num_pages();
   if (num_pages > max_tokens_ / kPageTokens) {
     return absl::ResourceExhaustedError(absl::StrCat(

@@ -57,6 +57,8 @@ class GpuSequence::Impl {
   void AbandonStep();
 
  private:
+  absl::Status CheckPrefix(const PrefixHandle& prefix, const GpuUpload* upload) const;
+
   GpuPagePool::Impl& pool_;
   const uint64_t id_;
   const uint32_t max_tokens_;

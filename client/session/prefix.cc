@@ -58,6 +58,7 @@ class PrefixUpload : public GpuUpload {
   PrefixUpload(Prefix* prefix, std::unique_ptr<PageUpload> pages)
       : prefix_(prefix), pages_(std::move(pages)) {}
 
+  const PrefixHandle& prefix() const override { return *prefix_; }
   const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
     return pages_->Page(page, encoding);
   }

@@ -40,6 +40,8 @@ class Prefix : public PrefixHandle {
   uint32_t matched_tokens() const override { return matched_tokens_; }
   uint32_t trimmed_tokens() const override { return trimmed_tokens_; }
   DataPlane data_plane() const override { return session_->planes().in_use; }
+  HeadRange heads() const override { return session_->info().heads; }
+  int gpu() const override { return gpu_; }
   const std::byte* GpuPage(PageIdx page, PageEncoding encoding) const override {
     return page.value() < num_pages_ ? source_->GpuPage(page, encoding) : nullptr;
   }
@@ -54,7 +56,7 @@ class Prefix : public PrefixHandle {
   const uint32_t matched_tokens_;
   const uint32_t trimmed_tokens_;
   std::unique_ptr<PageSource> source_;
-  const int gpu_;  // ClientOptions::gpu.
+  const int gpu_;
 };
 
 }  // namespace crumb

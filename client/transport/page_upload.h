@@ -19,7 +19,7 @@
 namespace crumb {
 
 // Thread-compatible.
-class PageUpload : public GpuUpload {
+class PageUpload {
  public:
   // Enqueues all copies to `gpu`. `source` outlives this, and has all bytes. RESOURCE_EXHAUSTED:
   // the device has no memory for the pages, with the bytes. INVALID_ARGUMENT: no layers in a group.
@@ -27,16 +27,17 @@ class PageUpload : public GpuUpload {
                                                            int gpu,
                                                            const GpuUploadOptions& options,
                                                            PageSource* source);
-  ~PageUpload() override;
+  ~PageUpload();
   PageUpload(const PageUpload&) = delete;
   PageUpload& operator=(const PageUpload&) = delete;
 
-  const std::byte* Page(PageIdx page, PageEncoding encoding) const override;
-  absl::Status DelayUntilLayer(uint32_t layer, GpuStream stream) const override;
-  size_t copied_bytes() const override { return memory_ == nullptr ? 0 : memory_->bytes(); }
-  const absl::Status& registration() const override { return registration_; }
+  // As GpuUpload's.
+  const std::byte* Page(PageIdx page, PageEncoding encoding) const;
+  absl::Status DelayUntilLayer(uint32_t layer, GpuStream stream) const;
+  size_t copied_bytes() const { return memory_ == nullptr ? 0 : memory_->bytes(); }
+  const absl::Status& registration() const { return registration_; }
   // Of the copies and the source; the lease is for the caller to check.
-  absl::Status Validate() override;
+  absl::Status Validate();
 
  private:
   PageUpload(const UploadShape& shape, int gpu, const GpuUploadOptions& options, PageSource* source)

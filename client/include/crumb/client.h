@@ -67,6 +67,10 @@ class PrefixHandle : public SharedPrefix {
   virtual DataPlane data_plane() const = 0;     // By which the bytes come.
   // Bytes copied into this process by the data plane: 0 for a map.
   virtual size_t copied_bytes() const = 0;
+  // ClientOptions::heads: of others' head blocks there is nothing to be read. count 0: all.
+  virtual HeadRange heads() const { return {}; }
+  // ClientOptions::gpu, whose memory GpuPage and UploadToGpu speak of; -1: none.
+  virtual int gpu() const { return -1; }
   // The image of a page in the memory of ClientOptions::gpu, read in place: head blocks of all KV
   // heads of the model, that of (layer, kv_head) at Geometry::HeadBlockOffset. What page tables of
   // SplitDecode take. Null where the page is not there. Alive as long as this object: wait for the

@@ -48,9 +48,10 @@ class GpuSequence : public GpuPages {
   // Starts from a shared prefix: length() becomes its tokens, nothing is copied. Its pages are
   // those of `upload`, or without one those that the lookup found on the GPU. Layers of an upload
   // that are still on their way are waited for by the stream of the first step, layer by layer.
-  // FAILED_PRECONDITION unless empty and out of a step, or if the prefix is of another profile, or
-  // a page of it is not on the GPU; nor may the rows of the recent window be there at two bits
-  // alone while the prefix has them in BF16. RESOURCE_EXHAUSTED: longer than max_tokens.
+  // FAILED_PRECONDITION unless empty and out of a step; if the prefix is of another profile, of a
+  // client on another GPU than the pool's or without some of its heads; if the upload is of another
+  // prefix; or if a page is not on the GPU. Nor may the rows of the recent window be there at two
+  // bits alone while the prefix has them in BF16. RESOURCE_EXHAUSTED: longer than max_tokens.
   absl::Status Adopt(std::shared_ptr<PrefixHandle> prefix,  // shared: with who else adopts it.
                      std::shared_ptr<GpuUpload> upload = nullptr);  // shared: likewise.
 

@@ -16,6 +16,8 @@
 
 namespace crumb {
 
+class PrefixHandle;
+
 struct GpuUploadOptions {
   // Copied together, with one event: fewer start decoding earlier, more copy in longer runs.
   uint32_t layers_per_group = 4;
@@ -27,6 +29,8 @@ class GpuUpload {
  public:
   virtual ~GpuUpload() = default;
 
+  // What was uploaded.
+  virtual const PrefixHandle& prefix() const = 0;
   // As PrefixHandle::GpuPage, for every page in every encoding that the lookup gave; only the head
   // blocks of the rank's heads may be read. Null: not given in that encoding.
   virtual const std::byte* Page(PageIdx page, PageEncoding encoding) const = 0;

@@ -107,6 +107,18 @@ TEST_F(GpuSequenceClientTest, RankAdoptsItsHeads) {
   GpuScene scene(SceneOptions({1, 1}));
   const auto reader = NewReader(scene, 3, on_host.get());
   const std::shared_ptr<PrefixHandle> prefix = *client->Lookup(std::span(prompt_).first(513), {});
+  // Of a rank that has both heads the pages lack one; and one lookup's upload is not another's.
+  GpuScene of_both(SceneOptions());
+  const auto refuse = [&](GpuSequence* sequence, const std::shared_ptr<PrefixHandle>& of_upload,
+                          const char* words) {
+    const absl::Status status = sequence->Adopt(prefix, *of_upload->UploadToGpu({}));
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    EXPECT_EQ(sequence->length(), 0u);
+  };
+  refuse(of_both.NewSequence().get(), prefix, "has KV heads 1 + 1 of each page, the pool 0 + 2");
+  const std::shared_ptr<PrefixHandle> other = *client->Lookup(std::span(prompt_).first(257), {});
+  refuse(reader->gpu.get(), other, "the upload is of another prefix");
   ASSERT_TRUE(reader->gpu->Adopt(prefix, *prefix->UploadToGpu({})).ok());
   Grow(&scene, reader.get());
 }

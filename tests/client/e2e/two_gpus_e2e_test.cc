@@ -4,6 +4,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "crumb/gpu_sequence.h"
 #include "tests/client/e2e/gpu_client_fixture.h"
 #include "tests/client/e2e/uploaded_pages.h"
 
@@ -54,6 +55,18 @@ TEST_F(TwoGpusTest, EngineOnAnotherGpuThanTheDaemonsReadsAndPublishesByWayOfHost
     CRUMB_EXPECT_CUDA(cudaPointerGetAttributes(&attributes, image));
     EXPECT_EQ(attributes.device, kOtherGpu) << "page " << page;
     EXPECT_EQ(Download(image, encoding), images[page]) << "page " << page;
+  }
+
+  // A pool on the daemon's GPU could not read them.
+  const auto pool =
+      GpuPagePool::Create({.profile = profile_, .gpu = 0, .int2_pages = 1, .bf16_pages = 1});
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  {
+    const auto sequence = *GpuSequence::Create({.pool = pool->get()});
+    const std::shared_ptr<GpuUpload> again = *prefix->UploadToGpu({});
+    const absl::Status refused = sequence->Adopt(prefix, again);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("on GPU 1, the pool on GPU 0"));
   }
 
   // And back: pages of that GPU's memory, for the tenant's engines on both.

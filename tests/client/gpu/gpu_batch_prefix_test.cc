@@ -109,6 +109,7 @@ class RecordingUpload : public GpuUpload {
  public:
   explicit RecordingUpload(std::shared_ptr<DevicePrefix> prefix) : prefix_(std::move(prefix)) {}
 
+  const PrefixHandle& prefix() const override { return *prefix_; }
   const std::byte* Page(PageIdx page, PageEncoding encoding) const override {
     return prefix_->GpuPage(page, encoding);
   }
@@ -210,6 +211,20 @@ TEST_F(GpuBatchTest, PrefixThatCannotBeAdoptedIsRefusedByNameAndTheSequenceGoesO
   lacking->Drop(PageIdx(1), PageEncoding::kBf16);
   refuse(live->gpu.get(), lacking, absl::StatusCode::kFailedPrecondition,
          "page 1 (tokens 64 to 127) of the prefix is not on the GPU");
+  // A rank that has one of the two heads, and clients of other GPUs.
+  const auto of_rank = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  of_rank->read_heads = {1, 1};
+  refuse(live->gpu.get(), of_rank, absl::StatusCode::kFailedPrecondition,
+         "the prefix has KV heads 1 + 1 of each page, the pool 0 + 2");
+  const auto elsewhere = std::make_shared<DevicePrefix>(*publisher->cpu, 3);
+  elsewhere->on_gpu = 1;
+  refuse(live->gpu.get(), elsewhere, absl::StatusCode::kFailedPrecondition,
+         "the prefix is of a client on GPU 1, the pool on GPU 0");
+  const absl::Status mismatched =
+      live->gpu->Adopt(prefix, std::make_shared<RecordingUpload>(elsewhere));
+  EXPECT_EQ(mismatched.code(), absl::StatusCode::kFailedPrecondition) << mismatched;
+  EXPECT_THAT(std::string(mismatched.message()), HasSubstr("the upload is of another prefix"));
+  EXPECT_EQ(live->gpu->length(), 0u);
   EXPECT_TRUE(live->gpu->Adopt(nullptr).ok()) << "a miss";
   ASSERT_NO_FATAL_FAILURE(scene.Step(live.get(), 70));
 }

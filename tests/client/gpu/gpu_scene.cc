@@ -15,6 +15,7 @@
 #include "proto/base/bfloat16.h"
 #include "proto/base/check.h"
 #include "proto/base/float16.h"
+#include "proto/base/status_macros.h"
 
 namespace crumb {
 namespace {
@@ -114,10 +115,13 @@ GpuScene::GpuScene(const GpuSceneOptions& options)
     : options_(options),
       geometry_(RankGeometry(options)),
       heads_(options.heads.Resolve(options.profile->geometry().num_kv_heads)),
-      query_heads_(kGroup * geometry_.num_kv_heads),
-      stream_(Value(OwnGpuStream::Create())) {
+      query_heads_(kGroup * geometry_.num_kv_heads) {
+  const ScopedGpu current(options.gpu);
+  ExpectOk(current.status());
+  stream_ = Value(OwnGpuStream::Create());
   pool_ = Value(GpuPagePool::Create({.profile = options.profile,
                                      .heads = options.heads,
+                                     .gpu = options.gpu,
                                      .int2_pages = options.int2_pages,
                                      .bf16_pages = options.bf16_pages,
                                      .keeps_outputs_rotated = options.keeps_outputs_rotated}));
@@ -226,11 +230,16 @@ GpuBatch::LayerRows GpuScene::RowsOf(uint32_t layer) const {
           .out = out_->data() + layer * options_.max_tokens * OutBytes()};
 }
 
-void GpuScene::EnqueueLayers() {
+absl::Status GpuScene::TryLayers(GpuStream stream) {
   for (uint32_t layer = 0; layer < geometry_.num_layers; ++layer) {
-    const absl::Status status = batch_->Layer(layer, RowsOf(layer), stream());
-    ASSERT_TRUE(status.ok()) << status;
+    CRUMB_RETURN_IF_ERROR(batch_->Layer(layer, RowsOf(layer), stream));
   }
+  return absl::OkStatus();
+}
+
+void GpuScene::EnqueueLayers() {
+  const absl::Status status = TryLayers();
+  ASSERT_TRUE(status.ok()) << status;
 }
 
 std::unique_ptr<StepGraph> GpuScene::Capture(uint32_t num_rows, bool reads_prefix_once) {

@@ -58,6 +58,8 @@ class DevicePrefix : public PrefixHandle {
   uint32_t trimmed_tokens() const override { return 0; }
   DataPlane data_plane() const override { return DataPlane::kMap; }
   size_t copied_bytes() const override { return 0; }
+  HeadRange heads() const override { return read_heads; }
+  int gpu() const override { return on_gpu; }
   const std::byte* GpuPage(PageIdx page, PageEncoding encoding) const override {
     return images_[Index(page, encoding)];
   }
@@ -65,6 +67,8 @@ class DevicePrefix : public PrefixHandle {
     return absl::UnimplementedError("its pages are on the device only");
   }
 
+  HeadRange read_heads;  // What its client says of itself.
+  int on_gpu = -1;
   absl::Status valid;  // What Validate answers.
   int num_validations = 0;
 
@@ -83,6 +87,7 @@ class DevicePrefix : public PrefixHandle {
 struct GpuSceneOptions {
   std::shared_ptr<const Profile> profile = nullptr;  // shared: as everywhere.
   HeadRange heads = {};
+  int gpu = 0;
   uint32_t int2_pages = 64;
   uint32_t bf16_pages = 64;
   uint32_t max_sequences = 4;
@@ -143,7 +148,9 @@ class GpuScene {
                      uint32_t replayed_rows = 0,
                      bool reads_prefix_once = false);
   void EnqueueRows(std::span<const Member> members);
-  void EnqueueLayers();
+  absl::Status TryLayers() { return TryLayers(stream()); }
+  absl::Status TryLayers(GpuStream stream);
+  void EnqueueLayers();  // Expects success.
   void EnqueueDownload(Outputs* outputs, uint32_t num_tokens);
   // The CPU's step, and whether outputs are its.
   void ExpectCpus(std::span<const Member> members, const Outputs& outputs);
