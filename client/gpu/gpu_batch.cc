@@ -34,11 +34,6 @@ absl::Status CheckTypes(const GpuBatch::Options& options) {
                      absl::StrCat("type, ", static_cast<int>(options.type),
                                   ", where the pool has outputs rotated back"));
   }
-  if (options.type == ElementType::kFp16 && options.max_tokens != options.max_sequences) {
-    return BadOption("max_tokens", options.max_tokens,
-                     absl::StrCat("max_sequences, ", options.max_sequences,
-                                  ": chunks of several tokens take queries of type kBf16 only"));
-  }
   return absl::OkStatus();
 }
 

@@ -177,6 +177,7 @@ PrefillAttentionParams GpuBatch::Impl::Prefill(uint32_t layer,
   params.num_kv_heads = geometry().num_kv_heads;
   params.head_dim = geometry().key_dim;
   params.scale = options_.scale;
+  params.query_type = options_.type;
   params.queries =
       static_cast<const std::byte*>(rotated_queries_) + first_token * row * sizeof(uint16_t);
   params.out_type = options_.out_type;
@@ -215,6 +216,7 @@ absl::Status GpuBatch::Impl::FinishOutputs(uint32_t layer,
 absl::Status GpuBatch::Impl::TakeProblem(GpuStream stream) {
   const ScopedGpu current(gpu());
   CRUMB_RETURN_IF_ERROR(current.status());
+  CRUMB_RETURN_IF_ERROR(CheckStream(stream));
   // Parameters that validate; launches are told by the words that they left.
   const LayerRows rows{.queries = {rotated_queries_, 16},
                        .keys = {rotated_queries_, 16},

@@ -30,10 +30,6 @@ absl::Status GpuBatch::Impl::CheckMember(const Member& member) const {
   if (&sequence.pool() != &pool_) {
     return absl::InvalidArgumentError("its sequence is of another pool than the batch");
   }
-  if (member.num_tokens > 1 && options_.type != ElementType::kBf16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "it brings ", member.num_tokens, " tokens; with queries of type kFp16 it may bring one"));
-  }
   if (member.num_tokens > options_.max_length ||
       sequence.length() > options_.max_length - member.num_tokens) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -95,6 +91,7 @@ absl::Status GpuBatch::Impl::BeginStep(const Step& step, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(CheckReplay(step));
   const ScopedGpu current(gpu());
   CRUMB_RETURN_IF_ERROR(current.status());
+  CRUMB_RETURN_IF_ERROR(CheckStream(stream));
   // Until the copies of the step before have been made, its tables must stay.
   CRUMB_RETURN_IF_ERROR(copied_->Wait());
   CRUMB_RETURN_IF_ERROR(Reserve(step.members));
@@ -213,6 +210,7 @@ absl::Status GpuBatch::Impl::EndStep(GpuStream stream) {
   }
   const ScopedGpu current(gpu());
   CRUMB_RETURN_IF_ERROR(current.status());
+  CRUMB_RETURN_IF_ERROR(CheckStream(stream));
   demotions_.clear();
   for (const Member& member : members_) {
     const auto due = member.sequence->impl().pages().due();

@@ -8,7 +8,9 @@
 #include "cuda/gpu/driver_function.h"
 #include "proto/base/status_macros.h"
 
-namespace crumb::gpu {
+namespace crumb {
+
+namespace gpu {
 namespace {
 
 // Of the functions that tell a stream's device, cuStreamGetCtx alone does not end a capture.
@@ -65,4 +67,10 @@ absl::StatusOr<GpuDevice> LaunchGpu(GpuStream stream) {
   return gpu;
 }
 
-}  // namespace crumb::gpu
+}  // namespace gpu
+
+absl::Status CheckStream(GpuStream stream) {
+  return gpu::LaunchGpu(stream).status();
+}
+
+}  // namespace crumb

@@ -28,6 +28,10 @@ absl::StatusOr<GpuDevice> CurrentGpu() {
   return NoCuda();
 }
 
+absl::Status CheckStream(GpuStream /*stream*/) {
+  return NoCuda();
+}
+
 absl::StatusOr<size_t> SplitDecodeWorkspaceBytes(const SplitDecodeParams& /*params*/) {
   return NoCuda();
 }

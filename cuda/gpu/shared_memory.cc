@@ -152,17 +152,20 @@ absl::StatusOr<std::unique_ptr<SharedGpuMemory>> SharedGpuMemory::Create(int dev
       DriverStatus(driver->create(&allocation, whole, &properties, 0),
                    absl::StrCat("allocating ", whole, " bytes of a GPU's memory to be shared")));
   auto data = MapAllocation(*driver, allocation, device, whole, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  if (!data.ok()) {
+    driver->release(allocation);
+    return data.status();
+  }
+  std::unique_ptr<SharedGpuMemory> memory(new SharedGpuMemory);
+  memory->data_ = *data;
+  memory->bytes_ = whole;
   int fd = -1;
   absl::Status exported = DriverStatus(
       driver->export_handle(&fd, allocation, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
       "making a descriptor of a GPU's memory");
   driver->release(allocation);  // The mapping and the descriptor keep it.
-  CRUMB_RETURN_IF_ERROR(data.status());
-  std::unique_ptr<SharedGpuMemory> memory(new SharedGpuMemory);
-  memory->data_ = *data;
-  memory->bytes_ = whole;
-  memory->fd_.reset(fd);
   CRUMB_RETURN_IF_ERROR(exported);
+  memory->fd_.reset(fd);
   CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaMemset(*data, 0, whole), "clearing a GPU's memory"));
   CRUMB_RETURN_IF_ERROR(gpu::CudaStatus(cudaDeviceSynchronize(), "clearing a GPU's memory"));
   return memory;

@@ -138,6 +138,7 @@ absl::Status SplitDecode(const SplitDecodeParams& params, GpuStream stream) {
 
 absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& params, GpuStream stream) {
   CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params));
+  CRUMB_RETURN_IF_ERROR(CheckStream(stream));
   gpu::DecodeFindings findings;
   CRUMB_RETURN_IF_ERROR(
       gpu::CudaStatus(cudaMemcpyAsync(&findings, params.workspace, sizeof(findings),

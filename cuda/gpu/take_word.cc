@@ -9,6 +9,7 @@
 namespace crumb::gpu {
 
 absl::StatusOr<uint64_t> TakeWord(uint64_t* word, GpuStream stream) {
+  CRUMB_RETURN_IF_ERROR(CheckStream(stream));
   uint64_t value = 0;
   CRUMB_RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(&value, word, sizeof(value), cudaMemcpyDeviceToHost, stream),

@@ -11,7 +11,7 @@
 
 namespace crumb::gpu {
 
-// Reads the word and zeroes it, in the stream's order; waits for the stream.
+// Reads the word and zeroes it, in the stream's order; waits for the stream. Errors of CheckStream.
 absl::StatusOr<uint64_t> TakeWord(uint64_t* word, GpuStream stream);
 
 }  // namespace crumb::gpu

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -14,19 +15,47 @@ namespace crumb {
 
 using gpu::CudaStatus;
 
+namespace {
+
+// Devices map memory in units of this, on bounds of as much: of one there is all or nothing.
+constexpr uintptr_t kMappedBytes = uintptr_t{2} << 20;
+
+// The first byte of the unit after that of `at`, or `last` if that comes before it.
+const std::byte* NextUnit(const std::byte* at, const std::byte* last) {
+  const uintptr_t left = kMappedBytes - reinterpret_cast<uintptr_t>(at) % kMappedBytes;
+  return at + std::min<uintptr_t>(left, static_cast<uintptr_t>(last - at));
+}
+
+absl::Status CheckAddress(const std::byte* at, int current) {
+  cudaPointerAttributes attributes = {};
+  CRUMB_RETURN_IF_ERROR(
+      CudaStatus(cudaPointerGetAttributes(&attributes, at), "asking what an address is in"));
+  const bool is_on_device = attributes.type == cudaMemoryTypeDevice;
+  if (is_on_device && attributes.device == current) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("address ", reinterpret_cast<uintptr_t>(at), " is in ",
+                   is_on_device ? absl::StrCat("memory of GPU ", attributes.device)
+                                : std::string("no memory of a GPU"),
+                   ", it must be in that of GPU ", current));
+}
+
+}  // namespace
+
 ScopedGpu::ScopedGpu(int device) {
   int current = -1;
   status_ = CudaStatus(cudaGetDevice(&current), "no GPU can be used");
   if (!status_.ok() || current == device) {
     return;
   }
-  if (cudaSetDevice(device) != cudaSuccess) {
-    cudaGetLastError();
+  const cudaError_t error = cudaSetDevice(device);
+  status_ = CudaStatus(error, absl::StrCat("making GPU ", device, " the current one"));
+  if (error == cudaErrorInvalidDevice) {
     status_ = absl::InvalidArgumentError(
         absl::StrCat("GPU ", device, " is not there; `nvidia-smi -L` lists them, from 0"));
-    return;
   }
-  before_ = current;
+  before_ = status_.ok() ? current : -1;
 }
 
 ScopedGpu::~ScopedGpu() {
@@ -135,18 +164,12 @@ HostRegistration::~HostRegistration() {
 absl::Status CheckIsGpuMemory(const std::byte* data, size_t bytes) {
   int current = -1;
   CRUMB_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&current), "asking for the current GPU"));
-  for (const std::byte* at : {data, data + bytes - 1}) {
-    cudaPointerAttributes attributes = {};
-    CRUMB_RETURN_IF_ERROR(
-        CudaStatus(cudaPointerGetAttributes(&attributes, at), "asking what an address is in"));
-    const bool is_on_device = attributes.type == cudaMemoryTypeDevice;
-    if (!is_on_device || attributes.device != current) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("address ", reinterpret_cast<uintptr_t>(at), " is in ",
-                       is_on_device ? absl::StrCat("memory of GPU ", attributes.device)
-                                    : std::string("no memory of a GPU"),
-                       ", it must be in that of GPU ", current));
-    }
+  const std::byte* const last = data + bytes - 1;
+  const std::byte* at = data;
+  CRUMB_RETURN_IF_ERROR(CheckAddress(at, current));
+  while (at != last) {
+    at = NextUnit(at, last);
+    CRUMB_RETURN_IF_ERROR(CheckAddress(at, current));
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,10 @@ constexpr uint32_t kMaxPages = 1u << 24;
 absl::Status CheckHeads(const PrefillAttentionParams& params) {
   CRUMB_RETURN_IF_ERROR(gpu::CheckAttention(
       {params.num_query_heads, params.num_kv_heads, params.head_dim, params.scale}, kMaxGroup));
+  if (params.query_type != ElementType::kBf16 && params.query_type != ElementType::kFp16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("query_type is ", params.query_type, "; it must be kBf16 (1) or kFp16 (2)"));
+  }
   if (params.out_type != ElementType::kBf16 && params.out_type != ElementType::kFp16 &&
       params.out_type != ElementType::kFloat32) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -23,18 +23,22 @@ absl::Status CheckHeads(const SplitDecodeParams& params) {
       {params.num_query_heads, params.num_kv_heads, params.head_dim, params.scale}, kMaxGroup);
 }
 
+// Units of work of a sequence are counted in 31 bits: a page of history is one, a page of windows
+// eight. Rows of windows are counted in 32.
+constexpr uint32_t kMaxHistory = 1u << 28;
+constexpr uint32_t kMaxWindows = 1u << 25;
+
 absl::Status CheckTable(const char* name,
                         const DevicePageTable& table,
+                        uint32_t max_stride,
                         const char* lengths_name,
                         const uint32_t* lengths) {
   if (table.stride == 0) {
     return absl::OkStatus();
   }
-  // Units of work of a sequence are counted in 31 bits, and a page can have eight.
-  constexpr uint32_t kMaxStride = 1u << 28;
-  if (table.stride > kMaxStride) {
+  if (table.stride > max_stride) {
     return absl::InvalidArgumentError(absl::StrCat(name, ".stride is ", table.stride,
-                                                   "; it must be at most ", kMaxStride, " pages"));
+                                                   "; it must be at most ", max_stride, " pages"));
   }
   CRUMB_RETURN_IF_ERROR(gpu::CheckPointer(absl::StrCat(name, ".pages"), table.pages, 8));
   CRUMB_RETURN_IF_ERROR(gpu::CheckPointer(lengths_name, lengths, 4));
@@ -70,9 +74,9 @@ absl::Status ValidateSplitDecode(const SplitDecodeParams& params) {
     CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("lse", params.lse, 4));
   }
   CRUMB_RETURN_IF_ERROR(
-      CheckTable("history", params.history, "history_pages", params.history_pages));
+      CheckTable("history", params.history, kMaxHistory, "history_pages", params.history_pages));
   CRUMB_RETURN_IF_ERROR(
-      CheckTable("windows", params.windows, "window_tokens", params.window_tokens));
+      CheckTable("windows", params.windows, kMaxWindows, "window_tokens", params.window_tokens));
   return gpu::CheckPointer("workspace", params.workspace, kWorkspaceAlignment);
 }
 
@@ -90,7 +94,7 @@ absl::Status ValidateSharedDecode(const SharedDecodeParams& params) {
         params.prefix.head_stride, ", batch.history ", own.block_offset, " and ", own.head_stride,
         "; both are pages of one layer of one model, so they must be the same"));
   }
-  return CheckTable("prefix", params.prefix, "prefix_pages", params.prefix_pages);
+  return CheckTable("prefix", params.prefix, kMaxHistory, "prefix_pages", params.prefix_pages);
 }
 
 }  // namespace crumb

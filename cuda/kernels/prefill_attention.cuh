@@ -108,8 +108,9 @@ class PrefillBlock {
       for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const uint32_t word =
+          const uint32_t loaded =
               has_row_[half] ? *reinterpret_cast<const uint32_t*>(from + k * 32 + i * 16) : 0;
+          const uint32_t word = QueryPair(loaded, params_.query_type);
           queries_[k][half + 2 * i] = word;
           query_sum_[half] += __uint_as_float(word << 16) + __uint_as_float(word & 0xffff0000u);
         }

@@ -85,8 +85,9 @@ class PrefillGroup {
       for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          queries_[k][half + 2 * i] =
+          const uint32_t loaded =
               has_row_[half] ? *reinterpret_cast<const uint32_t*>(from + k * 32 + i * 16) : 0;
+          queries_[k][half + 2 * i] = QueryPair(loaded, params_.query_type);
         }
       }
     }
@@ -107,8 +108,9 @@ class PrefillGroup {
         const uint4 eight = has_row_[half]
                                 ? *reinterpret_cast<const uint4*>(from + k / 2 * 64 + k % 2 * 16)
                                 : make_uint4(0, 0, 0, 0);
-        const uint32_t pairs[2] = {__byte_perm(eight.x, eight.y, selector),
-                                   __byte_perm(eight.z, eight.w, selector)};
+        const uint32_t pairs[2] = {
+            QueryPair(__byte_perm(eight.x, eight.y, selector), params_.query_type),
+            QueryPair(__byte_perm(eight.z, eight.w, selector), params_.query_type)};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           query_sum_[half] +=

@@ -24,6 +24,17 @@ struct PrefillTile {
   alignas(16) float4 meta[kPageTokens];
 };
 
+// A pair of a query's elements, as it was loaded, in bf16.
+__device__ __forceinline__ uint32_t QueryPair(uint32_t word, ElementType type) {
+  if (type == ElementType::kFp16) {
+    __half2 pair;
+    memcpy(&pair, &word, sizeof(pair));
+    const float2 x = __half22float2(pair);
+    return PackBf16(x.x, x.y);
+  }
+  return word;
+}
+
 // Four codes as bf16: 0, 1, 2, 3 are 0000, 3f80, 4000, 4040.
 template <int kDim>
 __device__ __forceinline__ void StoreCodes(std::byte* rows, int token, int channel, uint32_t word) {

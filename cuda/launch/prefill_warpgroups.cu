@@ -16,9 +16,12 @@ int Launch(const PrefillAttentionParams& params, CUstream_st* stream) {
     return error;
   }
   const uint32_t rows = params.num_queries * (params.num_query_heads / params.num_kv_heads);
-  kernel<<<dim3((rows + kPrefillBlockRows - 1) / kPrefillBlockRows, params.num_kv_heads),
-           kPrefillBlockThreads, kBytes, stream>>>(params);
-  return cudaGetLastError();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3((rows + kPrefillBlockRows - 1) / kPrefillBlockRows, params.num_kv_heads);
+  config.blockDim = dim3(kPrefillBlockThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 }  // namespace

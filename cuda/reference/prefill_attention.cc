@@ -44,8 +44,7 @@ void AttendHead(const PrefillAttentionParams& params, uint32_t kv_head) {
   std::vector<float> out(num_rows * dim);
   std::vector<float> lse(num_rows);
   for (size_t i = 0; i < queries.size(); ++i) {
-    queries[i] =
-        static_cast<const BFloat16*>(params.queries)[row_of(i / dim) * dim + i % dim].ToFloat();
+    queries[i] = LoadElement(params.queries, row_of(i / dim) * dim + i % dim, params.query_type);
   }
   reference::SplitAttention({.key_dim = params.head_dim,
                              .value_dim = params.head_dim,

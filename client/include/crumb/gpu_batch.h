@@ -20,6 +20,8 @@
 // the engine pads to, and replayed for any members, lengths and pages. BeginStep and EndStep stay
 // outside of the graph, on the stream that it is launched on.
 //
+// Streams are of the pool's GPU, whatever the current one is; others are INVALID_ARGUMENT.
+//
 // Thread-compatible: one thread at a time for a batch and the sequences in its step.
 #pragma once
 
@@ -48,7 +50,7 @@ class GpuBatch {
     uint32_t max_sequences = 0;    // Of a step: rows of the tables. At most 32,768.
     uint32_t max_tokens = 0;       // Of a step, over all members; at most 32,768. 0: max_sequences.
     uint32_t max_length = 1u << 17;         // Tokens of a member.
-    ElementType type = ElementType::kBf16;  // Of queries, keys and values; kFp16: decode only.
+    ElementType type = ElementType::kBf16;  // Of queries, keys and values; or kFp16.
     // As `type`; with GpuPagePool::Options::keeps_outputs_rotated any.
     ElementType out_type = ElementType::kBf16;
     // Steps that are captured will mostly have kLongHistoryTokens of history or more: attention

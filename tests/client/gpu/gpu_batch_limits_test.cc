@@ -204,11 +204,6 @@ TEST_F(GpuBatchTest, OptionsThatCannotBeAreNamed) {
   expect(batch([](auto& o) { o.max_length = 0; }), "max_length is 0");
   expect(batch([](auto& o) { o.type = ElementType::kFloat32; }), "type is 3");
   expect(batch([](auto& o) { o.out_type = ElementType::kFloat32; }), "out_type is 3");
-  expect(batch([](auto& o) {
-           o.type = o.out_type = ElementType::kFp16;
-           o.max_tokens = 64;
-         }),
-         "max_tokens is 64");
   expect(GpuSequence::Create({}).status(), "pool is null");
   expect(GpuSequence::Create({.pool = &scene.pool(), .max_tokens = 0}).status(), "max_tokens is 0");
 }

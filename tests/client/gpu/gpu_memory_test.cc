@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device that has no memory left. Needs a GPU.
+// Batches on a device that has no memory left, and on a machine of two. Needs a GPU.
 #include <string>
 
 #include "gmock/gmock.h"
@@ -44,6 +44,61 @@ TEST_F(GpuBatchTest, DeviceOutOfMemoryIsAStatusWithTheBytesAndLeavesNothingBehin
                        .status(),
                    HasSubstr("bytes"));
   ASSERT_NO_FATAL_FAILURE(scene.Step(live.get(), 1)) << "others go on";
+}
+
+class TwoGpuBatchTest : public GpuBatchTest {
+ protected:
+  void SetUp() override {
+    int num_devices = 0;
+    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices < 2) {
+      cudaGetLastError();
+      GTEST_SKIP() << "needs two GPUs, there is " << num_devices;
+    }
+    CRUMB_EXPECT_CUDA(cudaSetDevice(0));
+  }
+};
+
+// The engine's own device stays the current one.
+TEST_F(TwoGpuBatchTest, PoolOnAnotherGpuThanTheCurrentOneIsTheCpusToo) {
+  GpuSceneOptions options = FloatOptions();
+  options.gpu = 1;
+  GpuScene scene(options);
+  const auto live = scene.NewLive(3);
+  for (const uint32_t tokens : {200u, 1u, 70u, 1u}) {
+    ASSERT_NO_FATAL_FAILURE(scene.Step(live.get(), tokens));
+  }
+  ASSERT_NO_FATAL_FAILURE(scene.ExpectSamePages(*live));
+  int current = -1;
+  CRUMB_EXPECT_CUDA(cudaGetDevice(&current));
+  EXPECT_EQ(current, 0);
+}
+
+TEST_F(TwoGpuBatchTest, StreamOfAnotherGpuIsRefusedInEveryCallAndTheNextStepIsFine) {
+  CRUMB_EXPECT_CUDA(cudaSetDevice(1));
+  const TestStream other;
+  CRUMB_EXPECT_CUDA(cudaSetDevice(0));
+  GpuScene scene(Options());
+  const auto lives = Prefilled(&scene, {30, 200});
+  const std::vector<Member> members = {{lives[0].get(), 1}, {lives[1].get(), 70}};
+  const std::vector<GpuBatch::Member> of_batch = {{lives[0]->gpu.get(), 1},
+                                                  {lives[1]->gpu.get(), 70}};
+  const auto expect_refused = [](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the stream is of GPU 1 and the current GPU is 0"));
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  };
+  expect_refused(scene.batch().BeginStep({.members = of_batch}, other.get()));
+  other.Wait();
+  scene.EnqueueRows(members);
+  ASSERT_TRUE(scene.Begin(members).ok());
+  expect_refused(scene.TryLayers(other.get()));
+  scene.EnqueueLayers();
+  expect_refused(scene.batch().EndStep(other.get()));
+  other.Wait();
+  expect_refused(scene.batch().TakeProblem(other.get()));
+  scene.batch().AbandonStep();
+  ASSERT_NO_FATAL_FAILURE(scene.Step(members));
 }
 
 }  // namespace

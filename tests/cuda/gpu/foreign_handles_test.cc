@@ -2,6 +2,8 @@
 //
 // Streams of another device, and addresses that are not in the device's memory: a status, and no
 // error of CUDA's is left behind. Streams need a machine of two GPUs.
+#include <cuda.h>
+
 #include <cstring>
 #include <string>
 #include <utility>
@@ -18,6 +20,7 @@
 #include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "crumb/cuda/transfer.h"
+#include "cuda/gpu/driver_function.h"
 #include "tests/cuda/gpu/device_buffer.h"
 #include "tests/cuda/gpu/gpu_fixture.h"
 
@@ -64,6 +67,7 @@ class Parameters {
     params.out = At<void*>();
     params.windows = table();
     params.window_tokens = 1;
+    params.null_pages = At<uint64_t*>();
     return params;
   }
   AppendRowsParams Append() const {
@@ -127,6 +131,11 @@ void ExpectRefusedByEveryOp(const Parameters& parameters, GpuStream stream) {
       {"demote_pages", DemotePages(parameters.Demote(), stream)},
       {"expand_pages", ExpandPages(parameters.Expand(), stream)},
       {"checksum_pages", ChecksumPages(parameters.Checksum(), stream)},
+      {"split_decode's problem", TakeSplitDecodeProblem(parameters.Split(), stream)},
+      {"prefill_attention's problem", TakePrefillAttentionProblem(parameters.Prefill(), stream)},
+      {"append_rows's problem", TakeAppendRowsProblem(parameters.Append(), stream)},
+      {"demote_pages's problem", TakeDemotePagesProblem(parameters.Demote(), stream)},
+      {"expand_pages's problem", TakeExpandPagesProblem(parameters.Expand(), stream)},
   };
   for (const auto& [op, status] : refused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << op << ": " << status;
@@ -177,6 +186,66 @@ TEST_F(ForeignHandlesGpuTest, AddressThatIsNotInTheDevicesMemoryIsNamed) {
   ASSERT_TRUE(pinned.ok()) << pinned.status();
   expect_refused((*pinned)->data(), kBytes);
   expect_refused(device.data(), size_t{1} << 46);  // Its end is in nothing.
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// Memory at an address of the caller's choice.
+class MappedAt {
+ public:
+  MappedAt(CUdeviceptr address, size_t bytes) : address_(address), bytes_(bytes) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemGenericAllocationHandle allocation = 0;
+    decltype(&cuMemCreate) create = nullptr;
+    decltype(&cuMemMap) map = nullptr;
+    decltype(&cuMemRelease) release = nullptr;
+    decltype(&cuMemSetAccess) set_access = nullptr;
+    EXPECT_TRUE(gpu::FindDriverFunction("cuMemCreate", &create) &&
+                gpu::FindDriverFunction("cuMemMap", &map) &&
+                gpu::FindDriverFunction("cuMemRelease", &release) &&
+                gpu::FindDriverFunction("cuMemSetAccess", &set_access));
+    EXPECT_EQ(create(&allocation, bytes, &properties, 0), CUDA_SUCCESS);
+    EXPECT_EQ(map(address, bytes, 0, allocation, 0), CUDA_SUCCESS);
+    EXPECT_EQ(release(allocation), CUDA_SUCCESS);
+    const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    EXPECT_EQ(set_access(address, bytes, &access, 1), CUDA_SUCCESS);
+  }
+  ~MappedAt() {
+    decltype(&cuMemUnmap) unmap = nullptr;
+    EXPECT_TRUE(gpu::FindDriverFunction("cuMemUnmap", &unmap));
+    EXPECT_EQ(unmap(address_, bytes_), CUDA_SUCCESS);
+  }
+  MappedAt(const MappedAt&) = delete;
+  MappedAt& operator=(const MappedAt&) = delete;
+
+ private:
+  const CUdeviceptr address_;
+  const size_t bytes_;
+};
+
+// A page that runs over the end of its allocation, to an allocation that is not its neighbour.
+TEST_F(ForeignHandlesGpuTest, RangeWithAHoleIsNotInTheDevicesMemory) {
+  constexpr size_t kUnit = size_t{2} << 20;
+  CRUMB_EXPECT_CUDA(cudaFree(nullptr));
+  decltype(&cuMemAddressReserve) reserve = nullptr;
+  decltype(&cuMemAddressFree) free_address = nullptr;
+  ASSERT_TRUE(gpu::FindDriverFunction("cuMemAddressReserve", &reserve) &&
+              gpu::FindDriverFunction("cuMemAddressFree", &free_address));
+  CUdeviceptr address = 0;
+  ASSERT_EQ(reserve(&address, 4 * kUnit, 0, 0, 0), CUDA_SUCCESS);
+  {
+    const MappedAt first(address, 2 * kUnit);
+    const MappedAt last(address + 3 * kUnit, kUnit);
+    const auto* const data = reinterpret_cast<const std::byte*>(address);
+    EXPECT_TRUE(CheckIsGpuMemory(data + 100, 2 * kUnit - 100).ok());
+    EXPECT_TRUE(CheckIsGpuMemory(data + 3 * kUnit, kUnit).ok());
+    const absl::Status status = CheckIsGpuMemory(data + 100, 4 * kUnit - 200);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("address " + std::to_string(address + 2 * kUnit)));
+  }
+  EXPECT_EQ(free_address(address, 4 * kUnit), CUDA_SUCCESS);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 

@@ -3,6 +3,7 @@
 // Prefill attention on the GPU against the twin in double.
 #include "cuda/launch/prefill_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -93,7 +94,7 @@ class DevicePrefill {
 
   DeviceBuffer<std::byte> int2_;
   DeviceBuffer<BFloat16> windows_;
-  DeviceBuffer<BFloat16> queries_;
+  DeviceBuffer<uint16_t> queries_;
   DeviceBuffer<const std::byte*> history_table_;
   DeviceBuffer<const std::byte*> window_table_;
   DeviceBuffer<float> out_;
@@ -101,13 +102,25 @@ class DevicePrefill {
   PrefillAttentionParams params_;
 };
 
+// As the op has them: queries of fp16 are rounded to bf16.
+std::vector<uint16_t> RoundedQueries(const PrefillScene& scene) {
+  std::vector<uint16_t> bits = scene.queries();
+  if (scene.shape().query_type == ElementType::kFp16) {
+    std::transform(bits.begin(), bits.end(), bits.begin(),
+                   [](uint16_t half) { return BFloat16::FromFloat(Float16{half}.ToFloat()).bits; });
+  }
+  return bits;
+}
+
 Result Reference(const PrefillScene& scene, float sharpness = 1) {
+  const std::vector<uint16_t> queries = RoundedQueries(scene);
   Result result{std::vector<float>(scene.num_rows() * scene.shape().dim),
                 std::vector<float>(scene.num_rows())};
   const auto history = scene.HistoryTable(scene.int2().data());
   const auto windows = scene.WindowTable(scene.windows().data());
-  PrefillAttentionParams params = scene.Params(
-      scene.queries().data(), history.data(), windows.data(), result.out.data(), result.lse.data());
+  PrefillAttentionParams params = scene.Params(queries.data(), history.data(), windows.data(),
+                                               result.out.data(), result.lse.data());
+  params.query_type = ElementType::kBf16;
   params.scale *= sharpness;
   const absl::Status status = PrefillAttentionReference(params);
   EXPECT_TRUE(status.ok()) << status;
@@ -133,7 +146,7 @@ TEST_P(PrefillAttentionGpuTest, IsThePlainSums) {
 std::vector<PrefillShape> Shapes() {
   std::vector<PrefillShape> shapes;
   for (const uint32_t dim : {64u, 128u, 256u}) {
-    for (const uint32_t group : {1u, 3u, 4u, 6u, 8u, 12u, 16u}) {
+    for (const uint32_t group : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 12u, 16u}) {
       shapes.push_back({dim, 1 + group % 3, group, 2, 64 + 40, 40});
     }
     shapes.push_back({dim, 2, 4, 0, 1, 1});       // A token that sees itself.
@@ -141,6 +154,9 @@ std::vector<PrefillShape> Shapes() {
     shapes.push_back({dim, 2, 4, 1, 5, 5});       // History, no sink.
     shapes.push_back({dim, 1, 4, 7, 64, 1});      // The window's last row alone.
     shapes.push_back({dim, 1, 2, 33, 449, 130});  // Several blocks of rows, ragged ends.
+    PrefillShape halves{dim, 2, 3, 5, 150, 90};
+    halves.query_type = ElementType::kFp16;
+    shapes.push_back(halves);
   }
   return shapes;
 }
@@ -164,6 +180,43 @@ TEST_F(PrefillAttentionLimitsGpuTest, OutputsAreRoundedToTheTypeThatIsAskedFor) 
       ASSERT_EQ(bits, type == ElementType::kBf16 ? BFloat16::FromFloat(floats[i]).bits
                                                  : Float16::FromFloat(floats[i]).bits);
     }
+  }
+}
+
+// Rounding queries of fp16 to bf16 costs what it costs an engine that has them in bf16.
+TEST_F(PrefillAttentionLimitsGpuTest, QueriesOfHalvesAreNearTheUnroundedSums) {
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    PrefillShape shape{.dim = dim, .history_pages = 5, .window_tokens = 150, .num_queries = 90};
+    shape.query_type = ElementType::kFp16;
+    const PrefillScene scene(shape);
+    const auto history = scene.HistoryTable(scene.int2().data());
+    const auto windows = scene.WindowTable(scene.windows().data());
+    Result exact{std::vector<float>(scene.num_rows() * dim), std::vector<float>(scene.num_rows())};
+    ASSERT_TRUE(
+        PrefillAttentionReference(scene.Params(scene.queries().data(), history.data(),
+                                               windows.data(), exact.out.data(), exact.lse.data()))
+            .ok());
+    const Result got = DevicePrefill(scene).Run();
+    EXPECT_LT(WorstError(got.out, exact.out), 2 * kTolerance) << dim;
+    EXPECT_LT(WorstError(got.lse, exact.lse), 2e-3) << dim;
+  }
+}
+
+// Windows of every length up to sink and recent window, of which a chunk is the end; history of
+// none to three pages before them.
+TEST_F(PrefillAttentionLimitsGpuTest, WindowAtEveryPhase) {
+  for (uint32_t tokens = 1; tokens <= 3 * kPageTokens + 1; ++tokens) {
+    const PrefillScene scene({.dim = tokens % 2 == 0 ? 64u : 128u,
+                              .num_kv_heads = 1,
+                              .group = 3,
+                              .history_pages = tokens % 4,
+                              .window_tokens = tokens,
+                              .num_queries = std::min(tokens, 1 + tokens % 7)});
+    DevicePrefill device(scene);
+    const Result expected = Reference(scene);
+    EXPECT_LT(WorstError(device.Run().out, expected.out), kTolerance) << tokens << " tokens";
+    EXPECT_LT(WorstError(device.RunOlderForm().out, expected.out), kTolerance)
+        << tokens << " tokens";
   }
 }
 

@@ -28,8 +28,7 @@ TEST_P(ValidatePrefillAttentionTest, NamesTheFieldItsValueAndTheLimit) {
   const PrefillScene scene({.dim = 64, .history_pages = 2, .window_tokens = 70, .num_queries = 10});
   const auto* table = reinterpret_cast<const std::byte* const*>(g_memory);
   auto* floats = reinterpret_cast<float*>(g_memory);
-  PrefillAttentionParams params =
-      scene.Params(reinterpret_cast<const BFloat16*>(g_memory), table, table, floats, floats);
+  PrefillAttentionParams params = scene.Params(g_memory, table, table, floats, floats);
   ASSERT_TRUE(ValidatePrefillAttention(params).ok()) << ValidatePrefillAttention(params);
   GetParam().spoil(params);
   const absl::Status status = PrefillAttention(params, nullptr);
@@ -48,6 +47,10 @@ INSTANTIATE_TEST_SUITE_P(
             "Heads", [](auto& p) { p.num_query_heads = 5; }, {"num_query_heads is 5", "2 KV"}},
         BadParams{"HeadDim", [](auto& p) { p.head_dim = 80; }, {"head_dim is 80", "128"}},
         BadParams{"Scale", [](auto& p) { p.scale = INFINITY; }, {"scale is inf"}},
+        BadParams{"NoQueries", [](auto& p) { p.queries = nullptr; }, {"queries is at address 0"}},
+        BadParams{"QueryType",
+                  [](auto& p) { p.query_type = ElementType::kFloat32; },
+                  {"query_type is 3", "kFp16"}},
         BadParams{"OutType",
                   [](auto& p) { p.out_type = static_cast<ElementType>(9); },
                   {"out_type is 9"}},
@@ -94,7 +97,7 @@ TEST(PrefillAttentionReferenceTest, IsSplitAttentionOfEachKvHead) {
     std::vector<float> queries;
     for (uint32_t query = 0; query < 6; ++query) {
       for (uint32_t i = 0; i < 3 * 64; ++i) {
-        queries.push_back(scene.queries()[(query * 6 + kv * 3) * 64 + i].ToFloat());
+        queries.push_back(BFloat16{scene.queries()[(query * 6 + kv * 3) * 64 + i]}.ToFloat());
       }
     }
     std::vector<float> expected(queries.size());

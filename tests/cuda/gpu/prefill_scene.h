@@ -26,6 +26,7 @@ struct PrefillShape {
   // Of INT2 rows, what they are multiplied by; their scales and minima saturate as a page's do.
   float key_size = 1;
   float value_size = 1;
+  ElementType query_type = ElementType::kBf16;
 };
 
 class PrefillScene {
@@ -38,7 +39,9 @@ class PrefillScene {
                               shape.dim + shape.num_queries)),
         windows_(GaussianRows(
             window_pages_ * geometry_.PageBytes(PageEncoding::kBf16) / 2, 1, shape.num_queries)),
-        queries_(GaussianRows(size_t{shape.num_queries} * num_query_heads() * shape.dim, 1.5f, 7)) {
+        queries_(QueryBits(
+            GaussianRows(size_t{shape.num_queries} * num_query_heads() * shape.dim, 1.5f, 7),
+            shape.query_type)) {
     const Int2HeadBlock format = geometry_.Int2Block();
     for (size_t block = 0; block < int2_.size(); block += format.bytes()) {
       Multiply(block + format.key_meta_offset(), shape.key_size);
@@ -62,7 +65,7 @@ class PrefillScene {
   const PrefillShape& shape() const { return shape_; }
   const std::vector<std::byte>& int2() const { return int2_; }
   const std::vector<BFloat16>& windows() const { return windows_; }
-  const std::vector<BFloat16>& queries() const { return queries_; }
+  const std::vector<uint16_t>& queries() const { return queries_; }  // Bits of the query type.
 
   // History's pages backwards, the windows' in their order.
   std::vector<const std::byte*> HistoryTable(const std::byte* base) const {
@@ -81,7 +84,7 @@ class PrefillScene {
     return table;
   }
 
-  PrefillAttentionParams Params(const BFloat16* queries,
+  PrefillAttentionParams Params(const void* queries,
                                 const std::byte* const* history,
                                 const std::byte* const* windows,
                                 float* out,
@@ -92,6 +95,7 @@ class PrefillScene {
     params.num_kv_heads = shape_.num_kv_heads;
     params.head_dim = shape_.dim;
     params.scale = 1 / std::sqrt(static_cast<float>(shape_.dim));
+    params.query_type = shape_.query_type;
     params.queries = queries;
     params.out_type = ElementType::kFloat32;
     params.out = out;
@@ -107,6 +111,16 @@ class PrefillScene {
   }
 
  private:
+  // Of fp16 elements that bf16 does not hold.
+  static std::vector<uint16_t> QueryBits(const std::vector<BFloat16>& rows, ElementType type) {
+    std::vector<uint16_t> bits;
+    bits.reserve(rows.size());
+    for (const BFloat16 x : rows) {
+      bits.push_back(type == ElementType::kFp16 ? Float16::FromFloat(x.ToFloat() * 1.0037f).bits
+                                                : x.bits);
+    }
+    return bits;
+  }
   // The scales and minima of a page's rows.
   void Multiply(size_t meta, float size) {
     for (size_t at = meta; at < meta + Int2HeadBlock::meta_bytes(); at += sizeof(Float16)) {
@@ -122,7 +136,7 @@ class PrefillScene {
   const uint32_t window_pages_;
   std::vector<std::byte> int2_;
   std::vector<BFloat16> windows_;
-  std::vector<BFloat16> queries_;
+  std::vector<uint16_t> queries_;
 };
 
 }  // namespace crumb

@@ -82,8 +82,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadParams{
             "NoLengths", [](auto& p) { p.window_tokens = nullptr; }, {"window_tokens", "null"}},
         BadParams{"HugeTable",
-                  [](auto& p) { p.windows.stride = 1u << 29; },
-                  {"windows.stride is 536870912", "268435456"}},
+                  [](auto& p) { p.history.stride = 1u << 29; },
+                  {"history.stride is 536870912", "268435456"}},
+        BadParams{"WindowsOfMoreRowsThanTheirLengthsCanSay",
+                  [](auto& p) { p.windows.stride = 1u << 26; },
+                  {"windows.stride is 67108864", "33554432"}},
         BadParams{"CrookedStride",
                   [](auto& p) { p.history.head_stride = 4609; },
                   {"history", "4609", "multiples"}},

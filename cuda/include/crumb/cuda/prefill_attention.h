@@ -29,7 +29,9 @@ struct PrefillAttentionParams {
   uint32_t head_dim = 0;  // Of K and V: 64, 128 or 256.
   float scale = 0;        // Of the scores: usually 1 / sqrt(head_dim).
 
-  const void* queries = nullptr;  // [num_queries, num_query_heads, head_dim] bf16, rotated, dense.
+  // kBf16 or kFp16; the products take bf16, to which queries of kFp16 are rounded.
+  ElementType query_type = ElementType::kBf16;
+  const void* queries = nullptr;  // [num_queries, num_query_heads, head_dim], rotated, dense.
   ElementType out_type = ElementType::kBf16;
   void* out = nullptr;   // As queries, of out_type; still rotated.
   float* lse = nullptr;  // [num_queries, num_query_heads], nullable; as SplitDecodeParams::lse.

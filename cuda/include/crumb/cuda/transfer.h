@@ -27,7 +27,8 @@ class ScopedGpu {
   ScopedGpu(const ScopedGpu&) = delete;
   ScopedGpu& operator=(const ScopedGpu&) = delete;
 
-  // INVALID_ARGUMENT: no such device. Else as CurrentGpu.
+  // INVALID_ARGUMENT: no such device. RESOURCE_EXHAUSTED: it has no memory for this process's
+  // context. Else as CurrentGpu.
   const absl::Status& status() const { return status_; }
 
  private:
@@ -123,9 +124,9 @@ class HostRegistration {
   [[maybe_unused]] const std::byte* memory_ = nullptr;  // As before_.
 };
 
-// Whether a range begins and ends in memory of the current device. INVALID_ARGUMENT says what it is
-// in instead. For pointers that somebody else has handed in: a kernel that reads others ends all
-// work of the process on the device.
+// Whether a range, not empty, is in memory of the current device, all of it. INVALID_ARGUMENT says
+// what it is in instead. For pointers that somebody else has handed in: a kernel that reads others
+// ends all work of the process on the device.
 absl::Status CheckIsGpuMemory(const std::byte* data, size_t bytes);
 
 // Enqueue on `stream`. From or to memory that is not registered, the call may block until the bytes
