@@ -72,6 +72,10 @@ absl::Status PageDemoter::EnqueueSome(std::span<const GpuPageTable::Demotion* co
       launch->int2.clear();
     }
     status = Send(*launch, demotions, stream);
+    if (!status.ok()) {
+      // What it has enqueued so far reads the tables, too.
+      launch->ended->Record(stream).IgnoreError();
+    }
   }
   absl::MutexLock lock(&mutex_);
   launch->is_busy = false;

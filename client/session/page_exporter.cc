@@ -9,6 +9,11 @@
 #include "proto/base/status_macros.h"
 
 namespace crumb {
+namespace {
+
+constexpr uintptr_t kImageAlignment = 16;  // ChecksumPagesParams::pages.
+
+}  // namespace
 
 absl::Status SequenceExporter::ExportPage(PageIdx page,
                                           PageEncoding encoding,
@@ -31,11 +36,27 @@ absl::StatusOr<std::unique_ptr<GpuExporter>> GpuExporter::Create(const GpuPages&
 absl::Status GpuExporter::ExportPage(PageIdx page,
                                      PageEncoding encoding,
                                      std::span<std::byte> image) {
+  absl::Status status = StartExport(page, encoding, image);
+  if (!status.ok()) {
+    stream_->Wait().IgnoreError();  // The images before this one are their owner's again.
+  }
+  return status;
+}
+
+absl::Status GpuExporter::StartExport(PageIdx page,
+                                      PageEncoding encoding,
+                                      std::span<std::byte> image) {
   const std::byte* const source = pages_.Page(page, encoding);
   if (source == nullptr) {
     return absl::NotFoundError(absl::StrCat("page ", page.value(),
                                             " is not held on the GPU any more; it must stay until "
                                             "the publish returns"));
+  }
+  // A kernel that read it otherwise would end all work of the process on the device.
+  if (reinterpret_cast<uintptr_t>(source) % kImageAlignment != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page ", page.value(), ": address ", reinterpret_cast<uintptr_t>(source),
+                     " is not a multiple of ", kImageAlignment, ", as head blocks begin on"));
   }
   if (const absl::Status status = CheckIsGpuMemory(source, image.size()); !status.ok()) {
     return absl::Status(status.code(), absl::StrCat("page ", page.value(), ": ", status.message()));

@@ -24,8 +24,8 @@ class PageExporter {
 
   virtual uint32_t length() const = 0;  // Tokens.
   virtual bool HasPage(PageIdx page, PageEncoding encoding) const = 0;
-  // The image of the rank's heads, all heads of one size; there once Finish returned OK.
-  // NOT_FOUND: not held.
+  // The image of the rank's heads, all heads of one size; there once Finish returned OK. After an
+  // error of either no image is written any more. NOT_FOUND: not held.
   virtual absl::Status ExportPage(PageIdx page,
                                   PageEncoding encoding,
                                   std::span<std::byte> image) = 0;
@@ -63,13 +63,14 @@ class GpuExporter : public PageExporter {
   bool HasPage(PageIdx page, PageEncoding encoding) const override {
     return pages_.Page(page, encoding) != nullptr;
   }
-  // INVALID_ARGUMENT also: the page is not in the device's memory.
+  // INVALID_ARGUMENT also: the page is not in the device's memory, or not aligned.
   absl::Status ExportPage(PageIdx page, PageEncoding encoding, std::span<std::byte> image) override;
   absl::StatusOr<std::vector<uint32_t>> Finish(uint32_t num_heads) override;
   bool wants_registered_memory() const override { return true; }
 
  private:
   explicit GpuExporter(const GpuPages& pages) : pages_(pages) {}
+  absl::Status StartExport(PageIdx page, PageEncoding encoding, std::span<std::byte> image);
 
   const GpuPages& pages_;
   std::unique_ptr<OwnGpuStream> stream_;

@@ -127,16 +127,25 @@ absl::Status GpuTier::Renew(uint32_t segment) {
 
 absl::Status GpuTier::WriteSome(std::span<const PageCopy> copies,
                                 std::vector<uint32_t>* checksums) {
-  std::vector<const std::byte*> targets;
+  std::vector<std::byte*> targets;
   for (const PageCopy& copy : copies) {
     CRUMB_CHECK(copy.place.offset + copy.source.size() <= segment_bytes_,
                 "copy beyond its segment");
-    std::byte* const target = Address(copy.place);
-    CRUMB_RETURN_IF_ERROR(CopyToGpu(target, copy.source, stream_->get()));
-    targets.push_back(target);
+    targets.push_back(Address(copy.place));
   }
-  const std::span<const std::byte* const> addresses(targets);
-  CRUMB_RETURN_IF_ERROR(CopyToGpu(scratch_->data(), std::as_bytes(addresses), stream_->get()));
+  absl::Status status = EnqueueCopies(copies, targets, checksums);
+  // Also what was enqueued before an error: the store gives places and pages to others then.
+  status.Update(stream_->Wait());
+  return status;
+}
+
+absl::Status GpuTier::EnqueueCopies(std::span<const PageCopy> copies,
+                                    std::span<std::byte* const> targets,
+                                    std::vector<uint32_t>* checksums) {
+  for (size_t i = 0; i < copies.size(); ++i) {
+    CRUMB_RETURN_IF_ERROR(CopyToGpu(targets[i], copies[i].source, stream_->get()));
+  }
+  CRUMB_RETURN_IF_ERROR(CopyToGpu(scratch_->data(), std::as_bytes(targets), stream_->get()));
   auto* const results = reinterpret_cast<uint32_t*>(scratch_->data() + kChecksumsOffset);
   checksums->clear();
   for (size_t i = 0; i < copies.size();) {
@@ -155,9 +164,8 @@ absl::Status GpuTier::WriteSome(std::span<const PageCopy> copies,
     checksums->resize(checksums->size() + count * num_ranges);
     i += count;
   }
-  CRUMB_RETURN_IF_ERROR(CopyFromGpu(std::as_writable_bytes(std::span(*checksums)),
-                                    scratch_->data() + kChecksumsOffset, stream_->get()));
-  return stream_->Wait();
+  return CopyFromGpu(std::as_writable_bytes(std::span(*checksums)),
+                     scratch_->data() + kChecksumsOffset, stream_->get());
 }
 
 std::vector<absl::Status> GpuTier::Write(std::span<const PageCopy> copies) {

@@ -51,8 +51,12 @@ class GpuTier : public CopyTier {
 
  private:
   GpuTier() = default;
-  // Copies and checksums up to kMaxCopies of them.
+  // Copies and checksums up to kMaxCopies of them; nothing of it is under way on return.
   absl::Status WriteSome(std::span<const PageCopy> copies, std::vector<uint32_t>* checksums)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status EnqueueCopies(std::span<const PageCopy> copies,
+                             std::span<std::byte* const> targets,
+                             std::vector<uint32_t>* checksums)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   int device_ = 0;

@@ -220,6 +220,8 @@ TEST_F(GpuClientTest, PagesInAnEnginesGpuMemoryArePublished) {
   UploadedPages foreign(*upload, 512);
   foreign.MovePage(PageIdx(3), images[3].data());
   refuse(foreign, "page 3: address");
+  foreign.MovePage(PageIdx(3), upload->Page(PageIdx(3), PageEncoding::kInt2) + 8);
+  refuse(foreign, "is not a multiple of 16");
   UploadedPages others(*upload, 512);
   others.SetRows(&profile_->id(), {1, 1});
   refuse(others, "KV heads 1 + 1, the client of profile");

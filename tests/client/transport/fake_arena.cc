@@ -125,6 +125,22 @@ LeasedPrefix FakeArena::PrefixIn(ChunkId id) const {
   return prefix;
 }
 
+void FakeArena::AddCopies(ChunkId id, uint64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  Chunk& chunk = chunks_.at(id.value());
+  const size_t stride = chunk.layout.block_stride();
+  const size_t all = chunk.layout.num_blocks * stride;
+  chunk.copies_bytes = bytes == 0 ? all : bytes;
+  chunk.copies.reset(::memfd_create("crumb-fake-copies", MFD_CLOEXEC));
+  CRUMB_CHECK(::ftruncate(chunk.copies.get(), static_cast<off_t>(all)) == 0, "ftruncate");
+  for (uint32_t block = 0; block < chunk.layout.num_blocks; ++block) {
+    CRUMB_CHECK(::pwrite(chunk.copies.get(), chunk.base + chunk.layout.block_offset(block),
+                         chunk.layout.image_bytes, static_cast<off_t>(block * stride)) ==
+                    static_cast<ssize_t>(chunk.layout.image_bytes),
+                "pwrite");
+  }
+}
+
 PageHeader& FakeArena::header(ChunkId id, uint32_t block) {
   absl::MutexLock lock(&mutex_);
   return *reinterpret_cast<PageHeader*>(chunks_.at(id.value()).base +
@@ -209,7 +225,7 @@ void FakeArena::Serve() {
 bool FakeArena::Answer(int connection) {
   MemoryRequest request;
   iovec io{.iov_base = &request, .iov_len = sizeof(request)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &io;
   message.msg_iovlen = 1;
@@ -243,22 +259,30 @@ bool FakeArena::Answer(int connection) {
     }
   }
   const auto chunk = chunks_.find(static_cast<uint32_t>(request.argument));
-  const bool gives = request.op == MemoryOp::kGetChunk && status_.ok() && chunk != chunks_.end();
+  std::vector<int> given;
+  if (status_.ok() && chunk != chunks_.end()) {
+    const Chunk& found = chunk->second;
+    if (request.op == MemoryOp::kGetChunk) {
+      given = {found.memfd.get()};
+      reply.bytes = found.layout.total_bytes();
+    } else if (request.op == MemoryOp::kGetCopyChunk && found.copies.is_valid()) {
+      given = {found.memfd.get(), found.copies.get()};
+      reply.bytes = found.copies_bytes;
+    }
+    reply.num_blocks = given.empty() ? reply.num_blocks : found.layout.num_blocks;
+  }
   io = {.iov_base = &reply, .iov_len = sizeof(reply)};
   message = {};
   message.msg_iov = &io;
   message.msg_iovlen = 1;
-  if (gives) {
-    reply.bytes = chunk->second.layout.total_bytes();
-    reply.num_blocks = chunk->second.layout.num_blocks;
+  if (!given.empty()) {
     message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    message.msg_controllen = CMSG_SPACE(given.size() * sizeof(int));
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    const int memfd = chunk->second.memfd.get();
-    std::memcpy(CMSG_DATA(header), &memfd, sizeof(int));
+    header->cmsg_len = CMSG_LEN(given.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(header), given.data(), given.size() * sizeof(int));
   }
   return ::sendmsg(connection, &message, MSG_NOSIGNAL) > 0;
 }

@@ -41,6 +41,10 @@ class FakeArena {
   // Pages [0, num_blocks of the chunk) as a lookup would place them, in that encoding.
   LeasedPrefix PrefixIn(ChunkId chunk) const;
 
+  // Gives the chunk copies in memory of their own, as in a GPU's, and says they have `bytes` (0: as
+  // many as they have). The headers are the chunk's.
+  void AddCopies(ChunkId chunk, uint64_t bytes = 0);
+
   // Of the daemon's own, writable mapping.
   PageHeader& header(ChunkId chunk, uint32_t block);
   std::span<std::byte> image(ChunkId chunk, uint32_t block);
@@ -65,6 +69,8 @@ class FakeArena {
     ChunkLayout layout;
     UniqueFd memfd;
     std::byte* base = nullptr;
+    UniqueFd copies;
+    uint64_t copies_bytes = 0;
   };
 
   void Serve();

@@ -7,6 +7,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -23,10 +24,11 @@
 
 namespace crumb {
 
-// A reply, and the descriptor that came with it.
+// A reply, and the descriptors that came with it.
 struct MemorySocketAnswer {
   MemoryReply reply;
   UniqueFd fd;
+  UniqueFd second_fd;
 
   absl::StatusCode code() const { return static_cast<absl::StatusCode>(reply.status_code); }
   std::string message() const { return reply.message.data(); }
@@ -69,7 +71,7 @@ class MemorySocketPeer {
   std::optional<MemorySocketAnswer> Receive() {
     MemorySocketAnswer answer;
     iovec part{&answer.reply, sizeof(answer.reply)};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control;
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
@@ -82,9 +84,11 @@ class MemorySocketPeer {
     }
     EXPECT_EQ(bytes, static_cast<ssize_t>(sizeof(answer.reply)));
     if (const cmsghdr* const header = CMSG_FIRSTHDR(&message); header != nullptr) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-      answer.fd.reset(fd);
+      int fds[2] = {-1, -1};
+      std::memcpy(fds, CMSG_DATA(header),
+                  std::min(sizeof(fds), static_cast<size_t>(header->cmsg_len) - CMSG_LEN(0)));
+      answer.fd.reset(fds[0]);
+      answer.second_fd.reset(fds[1]);
     }
     return answer;
   }

@@ -24,6 +24,7 @@
 
 #include "daemon/transfer/memory_socket_server.h"
 #include "tests/daemon/transfer/memory_socket_peer.h"
+#include "tests/support/fake_copy_tier.h"
 #include "tests/support/store_testing.h"
 
 namespace crumb {
@@ -94,8 +95,11 @@ class MemorySocketTest : public testing::Test {
   const std::string path_ = (std::filesystem::path(testing::TempDir()) /
                              absl::StrCat("memory_socket_test.", getpid(), ".sock"))
                                 .string();
-  const std::unique_ptr<PageStore> store_ = *PageStore::Create(
-      {.capacity_bytes = size_t{16} << 20, .chunk_bytes = size_t{1} << 20}, Clock::System());
+  FakeCopyTier tier_{/*segment_bytes=*/size_t{72} << 10, /*num_segments=*/4};
+  const std::unique_ptr<PageStore> store_ =
+      *PageStore::Create({.capacity_bytes = size_t{16} << 20, .chunk_bytes = size_t{1} << 20},
+                         Clock::System(),
+                         &tier_);
   SessionTable sessions_;
   const SessionSecret secret_ = MakeSessionSecret();
   const SessionId session_ = Attach("default", secret_);
@@ -122,6 +126,37 @@ TEST_F(MemorySocketTest, ListHasTheChunksOfTheSessionsTenantTheNewestFirst) {
   EXPECT_EQ(older[0].id, all[1].id);
   EXPECT_TRUE(list(MemoryOp::kListChunks, all[1].id).empty());
   EXPECT_TRUE(list(MemoryOp::kListCopyChunks, 0).empty());
+}
+
+TEST_F(MemorySocketTest, ChunkOfCopiesComesAsTwoDescriptorsAndToItsTenantAlone) {
+  ASSERT_GT(CopyAll(store_.get(), &tier_), 0u);
+  Peer peer(path_);
+  const auto listed = peer.Ask(Request(MemoryOp::kListCopyChunks, 0));
+  ASSERT_TRUE(listed.has_value());
+  const auto chunks = ListedChunksOf(listed->reply);
+  ASSERT_FALSE(chunks.empty());
+  const auto answer = peer.Ask(Request(MemoryOp::kGetCopyChunk, chunks[0].id));
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->code(), absl::StatusCode::kOk) << answer->message();
+  ASSERT_TRUE(answer->fd.is_valid() && answer->second_fd.is_valid());
+  EXPECT_EQ(answer->reply.bytes, tier_.segment_bytes());
+  EXPECT_GT(answer->reply.num_blocks, 0u);
+  // Headers are sealed, as all that engines map of the host's memory.
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, answer->fd.get(), 0),
+            MAP_FAILED);
+  // One that is not there, none, and a stranger.
+  const auto ask = [&](uint64_t id) { return peer.Ask(Request(MemoryOp::kGetCopyChunk, id)); };
+  EXPECT_EQ(ask(99)->code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ask(0)->code(), absl::StatusCode::kInvalidArgument);
+  const SessionSecret secret = MakeSessionSecret();
+  MemoryRequest request = Request(MemoryOp::kGetCopyChunk, chunks[0].id);
+  request.session_id = Attach("other", secret).value();
+  request.session_secret = secret;
+  const auto refused = peer.Ask(request);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_FALSE(refused->fd.is_valid() || refused->second_fd.is_valid());
+  ExpectServes();
 }
 
 TEST_F(MemorySocketTest, SocketHasTheModeAndGoesWithTheServer) {
