@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <sstream>
 #include <string>
@@ -171,6 +172,40 @@ TEST_F(GpuClientTest, FullArenaKeepsWhatIsLeasedAndDropsWhatIsCold) {
     const auto again = client->Lookup(E2ePrompt(100, 1024), {.on_gpu = true});
     return again.ok() && PagesOnGpu(**again, *profile_) > 8;
   });
+}
+
+TEST_F(GpuClientTest, EngineStoppedForLongerThanItsLeaseLosesItsPagesAndNobodyElseDoes) {
+  StartGpuDaemon({"--store.gpu_arena=4MiB", "--store.gpu_chunk=2MiB", "--store.lease=1s",
+                  "--store.quarantine=100ms"});
+  const auto client = NewGpuClient();
+  Publish(client.get(), 512);
+  const auto images = HostImages(client.get(), 513);
+  auto engine = StartEngine(daemon_->address());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  ASSERT_EQ(engine->Ask("lookup 5 513"), "found 512, 8 pages on the GPU");
+  ASSERT_EQ(engine->Ask("validate"), "OK");
+  engine->Signal(SIGSTOP);
+  EXPECT_TRUE(StatusBecomes("\"leased_pages\": 0")) << status_;
+  const absl::Time until = Clock::System().Now() + absl::Milliseconds(1200);
+  WaitFor([&] { return Clock::System().Now() > until; });  // By its own clock as well.
+  // Its memory becomes others'.
+  const auto sequence = Prefill(1024);
+  for (uint32_t seed = 100; seed < 130; ++seed) {
+    ASSERT_TRUE(client->Publish(*sequence, E2ePrompt(seed, 1024), {}).ok());
+  }
+  WaitFor([&] {
+    return StatusBecomes("spilled_copies") &&
+           status_.find("\"spilled_copies\": 0\n") == std::string::npos;
+  });
+  engine->Send("validate");
+  engine->Signal(SIGCONT);
+  EXPECT_THAT(engine->ReadLine(), testing::StartsWith("FAILED_PRECONDITION"));
+  // The pages come back for who asks, and are what they were.
+  std::string found;
+  WaitFor([&] { return (found = engine->Ask("lookup 5 513")).starts_with("found"); });
+  EXPECT_EQ(found, "found 512, 8 pages on the GPU");
+  EXPECT_EQ(engine->Ask("validate"), "OK");
+  ExpectSamePages(*LookupOnGpu(client.get(), 513), images);
 }
 
 TEST_F(GpuClientTest, DaemonWithoutMemoryOnTheDeviceServesFromHostMemory) {

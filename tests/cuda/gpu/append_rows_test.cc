@@ -170,6 +170,9 @@ std::vector<AppendShape> Shapes() {
       }
     }
   }
+  for (const uint32_t group : {2u, 3u, 5u, 7u, 8u, 16u}) {
+    shapes.push_back({64u << group % 3, 2, group, 17, ElementType::kBf16});
+  }
   // More tiles than a block takes at a time.
   shapes.push_back({128, 1, 12, 260, ElementType::kBf16});
   shapes.push_back({128, 1, 12, 260, ElementType::kFp16});
