@@ -214,15 +214,24 @@ TEST_P(UcxFaultsTest, AStoppedDaemonIsAnErrorByTheDeadlineAndServesAgainAfterwar
 // The client sleeps in the middle of a pull while its lease runs out and the memory is given to
 // other pages. Whatever it then believes must be what it asked for.
 TEST_P(UcxFaultsTest, AClientStoppedBeyondItsLeaseNeverBelievesReusedMemory) {
-  Start({"lease_ms=500", "stall_ms=300", "capacity_mb=96"});
+  int lease_ms = 500;
+  const auto start = [&] {
+    transport_.reset();
+    Start({absl::StrCat("lease_ms=", lease_ms), absl::StrCat("stall_ms=", lease_ms * 3 / 5),
+           "capacity_mb=96"});
+  };
+  ASSERT_NO_FATAL_FAILURE(start());
   constexpr int kRounds = 5;
+  constexpr int kMaxLeaseMs = 8000;
   int rounds = 0;
   int detected = 0;
-  for (int attempt = 0; attempt < 4 * kRounds && rounds < kRounds; ++attempt) {
+  while (rounds < kRounds) {
     ClientProcess process(*daemon_, GetParam(), 1);
     const std::string begun = process.ReadLine();
-    if (begun.starts_with("error")) {
-      continue;  // A busy machine: the lease was over before the first layer came.
+    if (begun.starts_with("error") && lease_ms < kMaxLeaseMs) {
+      lease_ms *= 2;  // A slow machine: the lease was over before the first layer came.
+      ASSERT_NO_FATAL_FAILURE(start());
+      continue;
     }
     ASSERT_THAT(begun, StartsWith("first"));
     ++rounds;
@@ -238,7 +247,6 @@ TEST_P(UcxFaultsTest, AClientStoppedBeyondItsLeaseNeverBelievesReusedMemory) {
     daemon_->Ask("evict");
     daemon_->Ask(absl::StrCat("publish 1 ", kPages));
   }
-  EXPECT_EQ(rounds, kRounds);
   RecordProperty("detected", detected);
 }
 
