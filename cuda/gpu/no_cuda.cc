@@ -127,10 +127,12 @@ SharedGpuMemory::~SharedGpuMemory() = default;
 ScopedGpu::ScopedGpu(int /*device*/) : status_(NoCuda()) {}
 ScopedGpu::~ScopedGpu() = default;
 
+// Nothing of these is ever made. Their destructors are not defaulted, since clang-tidy would then
+// have them defaulted in the class, where those of a build with CUDA do something.
 absl::StatusOr<std::unique_ptr<OwnGpuStream>> OwnGpuStream::Create() {
   return NoCuda();
 }
-OwnGpuStream::~OwnGpuStream() = default;
+OwnGpuStream::~OwnGpuStream() {}
 absl::Status OwnGpuStream::Wait() const {
   return NoCuda();
 }
@@ -138,7 +140,7 @@ absl::Status OwnGpuStream::Wait() const {
 absl::StatusOr<std::unique_ptr<OwnGpuEvent>> OwnGpuEvent::Create() {
   return NoCuda();
 }
-OwnGpuEvent::~OwnGpuEvent() = default;
+OwnGpuEvent::~OwnGpuEvent() {}
 absl::Status OwnGpuEvent::Record(GpuStream /*stream*/) {
   return NoCuda();
 }
@@ -152,18 +154,18 @@ absl::Status OwnGpuEvent::Wait() const {
 absl::StatusOr<std::unique_ptr<OwnGpuMemory>> OwnGpuMemory::Create(size_t /*bytes*/) {
   return NoCuda();
 }
-OwnGpuMemory::~OwnGpuMemory() = default;
+OwnGpuMemory::~OwnGpuMemory() {}
 
 absl::StatusOr<std::unique_ptr<OwnPinnedMemory>> OwnPinnedMemory::Create(size_t /*bytes*/) {
   return NoCuda();
 }
-OwnPinnedMemory::~OwnPinnedMemory() = default;
+OwnPinnedMemory::~OwnPinnedMemory() {}
 
 absl::StatusOr<std::unique_ptr<HostRegistration>> HostRegistration::Create(
     std::span<const std::byte> /*memory*/, bool /*is_read_only*/) {
   return NoCuda();
 }
-HostRegistration::~HostRegistration() = default;
+HostRegistration::~HostRegistration() {}
 
 absl::Status CheckIsGpuMemory(const std::byte* /*data*/, size_t /*bytes*/) {
   return NoCuda();
