@@ -88,6 +88,9 @@ absl::Status PageUpload::DelayUntilLayer(uint32_t layer, GpuStream stream) const
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", layer, " of ", shape_.geometry.num_layers, "; layers count from 0"));
   }
+  const ScopedGpu current(gpu_);
+  CRUMB_RETURN_IF_ERROR(current.status());
+  CRUMB_RETURN_IF_ERROR(CheckStream(stream));
   return arrived_[layer / options_.layers_per_group]->Delay(stream);
 }
 

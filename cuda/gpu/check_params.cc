@@ -9,13 +9,27 @@
 #include "proto/base/status_macros.h"
 #include "proto/page/geometry.h"
 
-namespace crumb::gpu {
+namespace crumb {
+
+namespace gpu {
 namespace {
 
 constexpr size_t kAlignment = 16;
 
 std::string Named(std::string_view name, std::string_view field) {
   return std::string(name) + std::string(field);
+}
+
+bool HasKernels(uint32_t head_dim) {
+  return head_dim == 64 || head_dim == 128 || head_dim == 256;
+}
+
+absl::Status CheckHeadDim(const char* name, uint32_t head_dim) {
+  return HasKernels(head_dim)
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat(
+                   name, " is ", head_dim,
+                   "; the GPU has kernels for 64, 128 and 256: use the CPU's for others"));
 }
 
 }  // namespace
@@ -40,11 +54,7 @@ absl::Status CheckStride(std::string_view name, size_t bytes) {
 }
 
 absl::Status CheckHeads(const DeviceHeads& heads) {
-  if (heads.head_dim != 64 && heads.head_dim != 128 && heads.head_dim != 256) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("heads.head_dim is ", heads.head_dim,
-                     "; the GPU has kernels for 64, 128 and 256: use the CPU's for others"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckHeadDim("heads.head_dim", heads.head_dim));
   CRUMB_RETURN_IF_ERROR(CheckRange("heads.num_layers", 0, heads.num_layers, Geometry::kMaxLayers));
   CRUMB_RETURN_IF_ERROR(
       CheckRange("heads.num_kv_heads", 0, heads.num_kv_heads, Geometry::kMaxKvHeads));
@@ -71,11 +81,7 @@ absl::Status CheckAttention(const AttentionShape& shape, uint32_t max_group) {
         "num_query_heads is ", shape.num_query_heads, "; it must be a multiple of the ",
         shape.num_kv_heads, " KV heads, 1 to ", max_group, " for each"));
   }
-  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_dim is ", shape.head_dim,
-                     "; the GPU has kernels for 64, 128 and 256: use the CPU's for others"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckHeadDim("head_dim", shape.head_dim));
   if (!std::isfinite(shape.scale)) {
     return absl::InvalidArgumentError(
         absl::StrCat("scale is ", shape.scale, "; it must be finite, usually 1 / sqrt(head_dim)"));
@@ -102,4 +108,16 @@ absl::Status CheckBlocks(std::string_view name,
   return CheckStride(Named(name, ".head_stride"), head_stride);
 }
 
-}  // namespace crumb::gpu
+}  // namespace gpu
+
+absl::Status CheckHasKernels(const Geometry& geometry) {
+  if (geometry.key_dim == geometry.value_dim && gpu::HasKernels(geometry.key_dim)) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("head_dim is ", geometry.key_dim, " of K and ", geometry.value_dim,
+                   " of V; the GPU has kernels for 64, 128 and 256, the same for both: use the "
+                   "CPU's codec for others"));
+}
+
+}  // namespace crumb

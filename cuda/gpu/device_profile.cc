@@ -32,12 +32,7 @@ absl::StatusOr<std::unique_ptr<DeviceProfile>> DeviceProfile::Create(
     const Geometry& geometry, std::span<const HeadParameters> heads) {
   CRUMB_CHECK(heads.size() == geometry.NumHeadBlocks(), "heads of another geometry");
   const uint32_t dim = geometry.key_dim;
-  if (geometry.value_dim != dim || (dim != 64 && dim != 128 && dim != 256)) {
-    return absl::UnimplementedError(
-        absl::StrCat("head_dim is ", dim, " of K and ", geometry.value_dim,
-                     " of V; the GPU has kernels for 64, 128 and 256, the same for both: use the "
-                     "CPU's codec for others"));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckHasKernels(geometry));
   CRUMB_RETURN_IF_ERROR(CurrentGpu().status());
   const gpu::HeadRecord layout = gpu::RecordOf(heads[0]);
   std::vector<std::byte> records(heads.size() * layout.bytes());

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 
 #include "crumb/cuda/checksum_pages.h"
+#include "crumb/cuda/device_profile.h"
 #include "proto/base/check.h"
 #include "proto/base/status_macros.h"
 
@@ -82,13 +83,7 @@ std::string GpuTier::Description() const {
 }
 
 absl::Status GpuTier::CheckGeometry(const Geometry& geometry) const {
-  const uint32_t dim = geometry.key_dim;
-  if (dim != geometry.value_dim || (dim != 64 && dim != 128 && dim != 256)) {
-    return absl::UnimplementedError(
-        absl::StrCat("head_dim ", dim, " and ", geometry.value_dim,
-                     ": the GPU's kernels know 64, 128 and 256, the same for K and V"));
-  }
-  return absl::OkStatus();
+  return CheckHasKernels(geometry);
 }
 
 absl::StatusOr<UniqueFd> GpuTier::Share(uint32_t segment) const {

@@ -35,7 +35,7 @@ class GpuUpload {
   // blocks of the rank's heads may be read. Null: not given in that encoding.
   virtual const std::byte* Page(PageIdx page, PageEncoding encoding) const = 0;
   // What is enqueued on `stream` from now on waits until layers [0, layer] are there. Does not
-  // block. The stream must be of the same GPU.
+  // block. INVALID_ARGUMENT: the stream is of another GPU, or there is no such layer.
   virtual absl::Status DelayUntilLayer(uint32_t layer, GpuStream stream) const = 0;
   // Copied to the device; pages read in place do not count.
   virtual size_t copied_bytes() const = 0;

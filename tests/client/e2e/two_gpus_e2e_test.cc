@@ -47,6 +47,9 @@ TEST_F(TwoGpusTest, EngineOnAnotherGpuThanTheDaemonsReadsAndPublishesByWayOfHost
   const auto upload = prefix->UploadToGpu({.layers_per_group = 1});
   ASSERT_TRUE(upload.ok()) << upload.status();
   ExpectCurrentGpuIsTheCallers();
+  const TestStream of_daemons_gpu;
+  const absl::Status refused_stream = (*upload)->DelayUntilLayer(0, of_daemons_gpu.get());
+  EXPECT_EQ(refused_stream.code(), absl::StatusCode::kInvalidArgument) << refused_stream;
   ASSERT_TRUE((*upload)->Validate().ok()) << (*upload)->Validate();
   for (uint32_t page = 0; page < 8; ++page) {
     const PageEncoding encoding = page == 0 ? PageEncoding::kBf16 : PageEncoding::kInt2;

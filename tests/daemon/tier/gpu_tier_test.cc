@@ -67,6 +67,18 @@ TEST_F(GpuTierTest, TierThatCannotBeMadeLeavesNothingBehind) {
   EXPECT_GE(num_calls, 6u) << "device, stream, memory and three segments";
 }
 
+TEST_F(GpuTierTest, GeometryWithoutKernelsIsNamed) {
+  const auto tier = *Make();
+  for (const uint32_t dim : {64u, 128u, 256u}) {
+    EXPECT_TRUE(tier->CheckGeometry({2, 2, dim, dim}).ok()) << dim;
+  }
+  for (const Geometry& geometry : {Geometry{2, 2, 96, 96}, Geometry{2, 2, 64, 128}}) {
+    const absl::Status status = tier->CheckGeometry(geometry);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("kernels for 64, 128 and 256"));
+  }
+}
+
 TEST_F(GpuTierTest, WriteThatFailsHasEndedWhenItReturnsAndTheNextOneArrives) {
   const auto tier = *Make();
   const uint64_t num_calls = FakeGpu::FailEachCall(

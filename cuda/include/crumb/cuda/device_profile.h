@@ -36,6 +36,10 @@ struct DeviceHeads {
   const std::byte* records = nullptr;
 };
 
+// Whether there are kernels for pages of this geometry. UNIMPLEMENTED: K and V of different
+// head_dim, or one that is not 64, 128 or 256.
+absl::Status CheckHasKernels(const Geometry& geometry);
+
 // Whether DemotePages makes this head's pages; else they are demoted on the CPU
 // (crumb/cuda/demote.h).
 inline bool HasDemotionKernel(const HeadParameters& head) {
@@ -47,8 +51,8 @@ bool HasDemotionKernels(const Profile& profile);
 // Thread-safe. Must outlive the launches that use it.
 class DeviceProfile {
  public:
-  // Uploads to the current device and waits for it. UNIMPLEMENTED: K and V of different head_dim,
-  // or one that is not 64, 128 or 256. RESOURCE_EXHAUSTED: no device memory, with the bytes needed.
+  // Uploads to the current device and waits for it. UNIMPLEMENTED as CheckHasKernels.
+  // RESOURCE_EXHAUSTED: no device memory, with the bytes needed.
   // Else as CurrentGpu.
   static absl::StatusOr<std::unique_ptr<DeviceProfile>> Create(const Profile& profile);
   // The same from parts: `heads` is [num_layers, num_kv_heads], all of one codec.
