@@ -55,6 +55,12 @@ Workspace Arrange(const SharedDecodeParams& params, uint32_t num_splits, size_t 
 }  // namespace
 
 absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& params) {
+  const SplitDecodeParams& batch = params.batch;
+  // What is shared out among, and divided by.
+  if (batch.num_sequences == 0 || batch.num_kv_heads == 0 ||
+      batch.num_query_heads < batch.num_kv_heads || params.prefix.stride == 0) {
+    return ValidateSharedDecode(params);
+  }
   CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
   CRUMB_ASSIGN_OR_RETURN(const size_t split_decode, SplitDecodeWorkspaceBytes(params.batch));
   return Arrange(params, SplitsOf(params, device), split_decode).bytes;

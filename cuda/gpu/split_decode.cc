@@ -160,6 +160,7 @@ absl::Status TakeSplitDecodeProblem(const SplitDecodeParams& params, GpuStream s
   add(gpu::kNullWindowPage, "a null page within window_tokens");
   add(gpu::kHistoryBeyondTable,
       absl::StrCat("history_pages beyond the table's stride of ", params.history.stride));
+  add(gpu::kPrefixBeyondTable, "prefix_pages beyond the prefix's table");
   add(gpu::kPartMissing,
       "that a block's part never came (lengths that changed while a launch ran, or "
       "a workspace that two used at once: zero the workspace)");

@@ -96,6 +96,9 @@ __global__ void __launch_bounds__(128)
   if (row >= num_rows) {
     return;
   }
+  if (row == 0 && lane == 0 && *launch.prefix_pages > launch.prefix.stride) {
+    atomicOr(&static_cast<DecodeFindings*>(batch.workspace)->problems, kPrefixBeyondTable);
+  }
   const uint32_t group = batch.num_query_heads / batch.num_kv_heads;
   const auto row_of_head = static_cast<uint32_t>(row / batch.num_query_heads * group + row % group);
   const uint32_t num_parts =

@@ -16,6 +16,7 @@ enum DecodeProblem : uint32_t {
   kHistoryBeyondTable = 4,
   kWindowBeyondTable = 8,
   kPartMissing = 16,
+  kPrefixBeyondTable = 32,
 };
 struct DecodeFindings {
   uint32_t problems = 0;

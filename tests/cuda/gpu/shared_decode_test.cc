@@ -288,6 +288,21 @@ TEST_F(SharedDecodeGpuTest, PrefixOfNoPagesLeavesTheOwnPart) {
   }
 }
 
+TEST_F(SharedDecodeGpuTest, LengthOfThePrefixBeyondItsTableIsCutAndNamed) {
+  const DecodeScene scene({.head_dim = 128, .group = 4, .lengths = {{5, 65}}, .shared_pages = 5});
+  SharedScene shared(scene);
+  const auto expected = shared.Run();
+  EXPECT_TRUE(TakeSplitDecodeProblem(shared.params().batch, nullptr).ok());
+  const DeviceBuffer<uint32_t> six(std::vector<uint32_t>{6});
+  shared.params().prefix_pages = six.data();
+  const auto got = shared.Run();
+  EXPECT_EQ(got.out, expected.out);
+  const absl::Status status = TakeSplitDecodeProblem(shared.params().batch, nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("prefix_pages beyond"));
+  EXPECT_TRUE(TakeSplitDecodeProblem(shared.params().batch, nullptr).ok()) << "it was taken out";
+}
+
 TEST_F(SharedDecodeGpuTest, NullPageOfThePrefixIsLeftOutAndNamed) {
   constexpr uint32_t kPages = 5;
   const DecodeScene scene(

@@ -126,6 +126,31 @@ TEST(ValidateSharedDecodeTest, NamesWhatIsWrongWithThePrefix) {
   EXPECT_THAT(refusal(bad), HasSubstr("head_dim is 80"));
 }
 
+TEST(SharedDecodeTest, WorkspaceOfAShapeWithoutRowsOrPagesIsRefused) {
+  SharedDecodeParams params;
+  params.batch = ValidParams();
+  params.prefix = params.batch.history;
+  params.prefix_pages = params.batch.history_pages;
+  const auto refuse = [](SharedDecodeParams bad, const char* words) {
+    const absl::Status status = SharedDecodeWorkspaceBytes(bad).status();
+    EXPECT_TRUE(absl::IsUnimplemented(status) || absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AnyOf(HasSubstr("CRUMB_CUDA"), HasSubstr(words)));
+  };
+  SharedDecodeParams bad = params;
+  bad.batch.num_sequences = 0;
+  refuse(bad, "num_sequences is 0");
+  bad = params;
+  bad.batch.num_query_heads = 1;
+  refuse(bad, "num_query_heads is 1");
+  bad = params;
+  bad.batch.num_kv_heads = 0;
+  refuse(bad, "num_kv_heads is 0");
+  bad = params;
+  bad.prefix.stride = 0;
+  refuse(bad, "prefix.stride is 0");
+}
+
 TEST(SplitDecodeTest, SaysWhatIsMissingWhereThereIsNoGpu) {
   if (CurrentGpu().ok()) {
     GTEST_SKIP() << "there is a GPU here";
