@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 
 #include "crumb/cuda/demote_pages.h"
+#include "crumb/cuda/shared_decode.h"
 
 namespace crumb::gpu {
 
@@ -31,6 +32,9 @@ struct AttentionShape {
 };
 // A whole group of query heads for each KV head, at most `max_group`; a head_dim that has kernels.
 absl::Status CheckAttention(const AttentionShape& shape, uint32_t max_group);
+
+// What SharedDecodeWorkspaceBytes computes with: sequences, heads, the prefix's stride.
+absl::Status CheckSharedShape(const SharedDecodeParams& params);
 
 absl::Status CheckRows(std::string_view name, const DeviceRows& rows);
 absl::Status CheckBlocks(std::string_view name,

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "crumb/cuda/split_decode.h"
+#include "cuda/gpu/check_params.h"
 #include "cuda/gpu/cuda_status.h"
 #include "cuda/gpu/decode_grid.h"
 #include "cuda/gpu/launch_gpu.h"
@@ -55,12 +56,7 @@ Workspace Arrange(const SharedDecodeParams& params, uint32_t num_splits, size_t 
 }  // namespace
 
 absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& params) {
-  const SplitDecodeParams& batch = params.batch;
-  // What is shared out among, and divided by.
-  if (batch.num_sequences == 0 || batch.num_kv_heads == 0 ||
-      batch.num_query_heads < batch.num_kv_heads || params.prefix.stride == 0) {
-    return ValidateSharedDecode(params);
-  }
+  CRUMB_RETURN_IF_ERROR(gpu::CheckSharedShape(params));
   CRUMB_ASSIGN_OR_RETURN(const GpuDevice device, CurrentGpu());
   CRUMB_ASSIGN_OR_RETURN(const size_t split_decode, SplitDecodeWorkspaceBytes(params.batch));
   return Arrange(params, SplitsOf(params, device), split_decode).bytes;

@@ -4,6 +4,7 @@
 #include "crumb/cuda/shared_decode.h"
 #include "crumb/cuda/split_decode.h"
 #include "cuda/gpu/check_params.h"
+#include "cuda/launch/shared_prefix.h"
 #include "proto/base/status_macros.h"
 
 namespace crumb {
@@ -14,7 +15,7 @@ constexpr uint32_t kMaxGroup = 16;
 constexpr size_t kAlignment = 16;
 constexpr size_t kWorkspaceAlignment = 256;
 
-absl::Status CheckHeads(const SplitDecodeParams& params) {
+absl::Status CheckBatch(const SplitDecodeParams& params) {
   if (params.num_sequences == 0 || params.num_sequences > kMaxSequences) {
     return absl::InvalidArgumentError(absl::StrCat("num_sequences is ", params.num_sequences,
                                                    "; it must be from 1 to ", kMaxSequences));
@@ -22,6 +23,9 @@ absl::Status CheckHeads(const SplitDecodeParams& params) {
   return gpu::CheckAttention(
       {params.num_query_heads, params.num_kv_heads, params.head_dim, params.scale}, kMaxGroup);
 }
+
+// Blocks of rows are a grid's second dimension.
+constexpr uint32_t kMaxRowBlocks = 65535;
 
 // Units of work of a sequence are counted in 31 bits: a page of history is one, a page of windows
 // eight. Rows of windows are counted in 32.
@@ -66,7 +70,7 @@ absl::Status CheckTypes(const SplitDecodeParams& params) {
 }  // namespace
 
 absl::Status ValidateSplitDecode(const SplitDecodeParams& params) {
-  CRUMB_RETURN_IF_ERROR(CheckHeads(params));
+  CRUMB_RETURN_IF_ERROR(CheckBatch(params));
   CRUMB_RETURN_IF_ERROR(CheckTypes(params));
   CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("queries", params.queries, kAlignment));
   CRUMB_RETURN_IF_ERROR(gpu::CheckPointer("out", params.out, kAlignment));
@@ -80,12 +84,26 @@ absl::Status ValidateSplitDecode(const SplitDecodeParams& params) {
   return gpu::CheckPointer("workspace", params.workspace, kWorkspaceAlignment);
 }
 
-absl::Status ValidateSharedDecode(const SharedDecodeParams& params) {
-  CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params.batch));
+absl::Status gpu::CheckSharedShape(const SharedDecodeParams& params) {
+  const SplitDecodeParams& batch = params.batch;
+  CRUMB_RETURN_IF_ERROR(CheckBatch(batch));
+  const uint32_t group = batch.num_query_heads / batch.num_kv_heads;
+  if (batch.num_sequences > kMaxRowBlocks * kPrefixBlockRows / group) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_sequences is ", batch.num_sequences, "; with ", group,
+                     " query heads a KV head a prefix may be shared by at most ",
+                     kMaxRowBlocks * kPrefixBlockRows / group));
+  }
   if (params.prefix.stride == 0) {
     return absl::InvalidArgumentError(
         "prefix.stride is 0; a shared prefix has at least one page: use SplitDecode without one");
   }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateSharedDecode(const SharedDecodeParams& params) {
+  CRUMB_RETURN_IF_ERROR(gpu::CheckSharedShape(params));
+  CRUMB_RETURN_IF_ERROR(ValidateSplitDecode(params.batch));
   const DevicePageTable& own = params.batch.history;
   if (own.stride > 0 && (own.block_offset != params.prefix.block_offset ||
                          own.head_stride != params.prefix.head_stride)) {

@@ -116,7 +116,7 @@ std::vector<SceneShape> Shapes() {
   std::vector<SceneShape> shapes;
   uint32_t seed = 1;
   for (const uint32_t head_dim : {64u, 128u, 256u}) {
-    for (const uint32_t group : {1u, 3u, 4u, 8u, 12u, 16u}) {
+    for (const uint32_t group : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 12u, 16u}) {
       for (const uint32_t pages : {1u, 2u, 7u, 40u}) {
         SceneShape shape{.head_dim = head_dim,
                          .num_kv_heads = 1 + group % 2,

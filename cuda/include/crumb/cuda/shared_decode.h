@@ -31,7 +31,8 @@ struct SharedDecodeParams {
   const uint32_t* prefix_pages = nullptr;  // [1], <= prefix.stride.
 };
 
-// Errors as SplitDecodeWorkspaceBytes.
+// Errors as SplitDecodeWorkspaceBytes; INVALID_ARGUMENT also for a batch or a stride that
+// ValidateSharedDecode refuses.
 absl::StatusOr<size_t> SharedDecodeWorkspaceBytes(const SharedDecodeParams& params);
 
 // As ValidateSplitDecode, for the batch and the prefix.
