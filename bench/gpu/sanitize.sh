@@ -9,17 +9,30 @@ shapes='*IsThePlainSums/1:*IsThePlainSums/25:*IsThePlainSums/44:*SettledHistory*
 shapes+=':*EnginesTensors*:*ExpandPagesGpuTest*/3:*ExpandPagesGpuTest*/25:*ExpandPagesGpuTest*/47'
 shapes+=':*TiltedKeys*:*AppendRowsGpuTest*/1:*OneBit*'
 shapes+=':GpuBatchTest.PagesThatAPrefix*:GpuBatchTest.QueriesOf*:GpuBatchTest.SequenceWithNan*'
-status=0
-# synccheck is told how many barriers a block has, and keeps as many for each. What it finds in the
-# code is too few, since every warp has a ring of them: it warns that it lost some, and a launch
-# fails. Far more leave it without memory, and every launch that it then cannot follow is an error.
-for tool in memcheck initcheck "synccheck --num-cuda-barriers 512" racecheck; do
-  filter=$shapes
-  [ "$tool" = racecheck ] || filter+=':*LaunchesInARow*'  # Fifty launches take it minutes.
+# Fifty launches in a row take racecheck minutes.
+launches=':*LaunchesInARow*'
+
+# One program under one tool. synccheck is told how many barriers a block has, and keeps as many for
+# each. What it finds in the code is too few, since every warp has a ring of them: it warns that it
+# lost some, and a launch fails. Far more leave it without memory, and every launch that it then
+# cannot follow is an error.
+check() {
+  local filter=$shapes options=()
+  [ "$1" = racecheck ] || filter+=$launches
+  [ "$1" != synccheck ] || options=(--num-cuda-barriers 512)
+  local log status=0
+  log=$(compute-sanitizer --tool "$1" "${options[@]}" --error-exitcode 9 "$2" --gtest_brief=1 \
+    --gtest_filter="$filter" 2>&1) || status=1
+  [ $status = 0 ] || printf '%s\n' "$log" | tail -30 >&2
+  echo "$1 $(basename "$2"): $(printf '%s\n' "$log" | grep -E 'SUMMARY' | tail -1 | sed 's/=* *//')"
+  return $status
+}
+export -f check
+export shapes launches
+
+# Several at once: most of their time is the tools' own, on the CPU.
+for tool in memcheck initcheck synccheck racecheck; do
   for test in "$bin"/*_gpu_test; do
-    log=$(compute-sanitizer --tool $tool --error-exitcode 9 "$test" --gtest_brief=1 --gtest_filter="$filter" 2>&1) ||
-      { status=1; printf '%s\n' "$log" | tail -30 >&2; }
-    echo "${tool%% *} $(basename "$test"): $(printf '%s\n' "$log" | grep -E 'SUMMARY' | tail -1 | sed 's/=* *//')"
+    printf '%s\0%s\0' "$tool" "$test"
   done
-done
-exit $status
+done | xargs -0 -n 2 -P "$(($(nproc) / 2))" bash -c 'check "$@"' _
