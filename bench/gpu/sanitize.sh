@@ -20,6 +20,8 @@ check() {
   local filter=$shapes options=()
   [ "$1" = racecheck ] || filter+=$launches
   [ "$1" != synccheck ] || options=(--num-cuda-barriers 512)
+  # The tools call a program that launches nothing an error.
+  [ -n "$("$2" --gtest_list_tests --gtest_filter="$filter" | grep '^  ')" ] || return 0
   local log status=0
   log=$(compute-sanitizer --tool "$1" "${options[@]}" --error-exitcode 9 "$2" --gtest_brief=1 \
     --gtest_filter="$filter" 2>&1) || status=1
