@@ -70,7 +70,10 @@ absl::Status PartWrites::AwaitProgress(bool (PartWrites::*is_done)() const) {
     const std::vector<size_t> due = TakeDueLocked(clock_.Now());
     if (due.empty()) {
       const absl::Time before = NextRetryLocked();
-      const auto has_news = [&] { return may_go_on() || NextRetryLocked() != before; };
+      const auto has_news = [&] {
+        mutex_.AssertReaderHeld();
+        return may_go_on() || NextRetryLocked() != before;
+      };
       mutex_.AwaitWithTimeout(absl::Condition(&has_news), before - clock_.Now());
       continue;
     }

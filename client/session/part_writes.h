@@ -66,7 +66,7 @@ class PartWrites {
   // Until `is_done` or an error; hands over refused parts meanwhile.
   absl::Status AwaitProgress(bool (PartWrites::*is_done)() const) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<size_t> TakeDueLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Time NextRetryLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Time NextRetryLocked() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool HasFreeLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsIdleLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
