@@ -44,7 +44,7 @@ namespace crumb::bench {
 namespace {
 
 constexpr Geometry kGeometry{.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 128};
-constexpr int kRounds = 5;
+constexpr int kRounds = 9;
 constexpr int kPullsARound = 5;
 constexpr uint32_t kMessageBytes = 1u << 20;
 constexpr uint32_t kWindow = 16;  // PullSender::Options::window.
