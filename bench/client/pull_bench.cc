@@ -15,7 +15,9 @@
 // Pulls and ucx_perftest take turns, and what counts is the median of the rounds' ratios: a
 // neighbour's load then hits both. ucx_perftest runs once spinning, its default, and once sleeping
 // until there is work, as we do; the faster of the two is the round's limit, since a spinning
-// process loses where cores are few and a sleeping one where they are idle.
+// process loses where cores are few and a sleeping one where they are idle. Pulls have two turns as
+// well, after either, and the faster counts: a virtual machine's cores can be half as fast for a
+// second, and who has one chance meets that more often than who has two.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -23,6 +25,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <iterator>
 #include <random>
 #include <regex>
 #include <string>
@@ -45,7 +48,7 @@ namespace {
 
 constexpr Geometry kGeometry{.num_layers = 36, .num_kv_heads = 8, .key_dim = 128, .value_dim = 128};
 constexpr int kRounds = 9;
-constexpr int kPullsARound = 5;
+constexpr int kPullsATurn = 5;
 constexpr uint32_t kMessageBytes = 1u << 20;
 constexpr uint32_t kWindow = 16;  // PullSender::Options::window.
 constexpr uint32_t kPages = 128;
@@ -107,10 +110,7 @@ double RunPerftest(const char* transports, const Traffic& traffic, const char* w
   return columns[5] * (1 << 20) / 1e9;  // It calls MiB MB.
 }
 
-double MeasurePerftest(const char* transports, const Traffic& traffic) {
-  return std::max(RunPerftest(transports, traffic, "poll"),
-                  RunPerftest(transports, traffic, "sleep"));
-}
+constexpr const char* kWaits[] = {"poll", "sleep"};
 
 double ProcessSeconds() {
   timespec now{};
@@ -167,31 +167,50 @@ struct Rounds {
   double cpu_seconds = 0;           // Of both ends.
 };
 
+// GB/s of one turn of pulls.
+struct Turn {
+  double landed = 0;
+  double verified = 0;
+};
+
+Turn TakeTurn(PageTransport& transport, const LeasedPrefix& prefix, Rounds& rounds) {
+  std::vector<double> landed;
+  std::vector<double> verified;
+  constexpr double kGigabytes = static_cast<double>(kPullBytes) / 1e9;
+  for (int i = 0; i < kPullsATurn; ++i) {
+    const Pull pull = PullOnce(transport, prefix);
+    landed.push_back(kGigabytes / pull.landed_seconds);
+    verified.push_back(kGigabytes / pull.seconds);
+    rounds.first_layer.push_back(pull.first_layer_seconds / pull.landed_seconds);
+  }
+  return {Median(landed), Median(verified)};
+}
+
 void RunRound(const Case& of,
               testing::TransferProcess& daemon,
               PageTransport& transport,
               const LeasedPrefix& prefix,
               ForeignMemory& foreign,
               Rounds& rounds) {
-  rounds.same_size.push_back(MeasurePerftest(of.transports, kSameSize));
-  std::vector<double> landed;
-  std::vector<double> verified;
-  constexpr double kGigabytes = static_cast<double>(kPullBytes) / 1e9;
-  const double before = daemon.CpuSeconds() + ProcessSeconds();
-  for (int i = 0; i < kPullsARound; ++i) {
-    const Pull pull = PullOnce(transport, prefix);
-    landed.push_back(kGigabytes / pull.landed_seconds);
-    verified.push_back(kGigabytes / pull.seconds);
-    rounds.first_layer.push_back(pull.first_layer_seconds / pull.landed_seconds);
+  Turn best;
+  double same_size = 0;
+  double hot = 0;
+  for (const char* wait : kWaits) {
+    same_size = std::max(same_size, RunPerftest(of.transports, kSameSize, wait));
+    const double before = daemon.CpuSeconds() + ProcessSeconds();
+    const Turn turn = TakeTurn(transport, prefix, rounds);
+    rounds.cpu_seconds += daemon.CpuSeconds() + ProcessSeconds() - before;
+    best = {std::max(best.landed, turn.landed), std::max(best.verified, turn.verified)};
+    hot = std::max(hot, RunPerftest(of.transports, kHot, wait));
   }
-  rounds.cpu_seconds += daemon.CpuSeconds() + ProcessSeconds() - before;
-  rounds.hot.push_back(MeasurePerftest(of.transports, kHot));
+  rounds.landed.push_back(best.landed);
+  rounds.verified.push_back(best.verified);
+  rounds.same_size.push_back(same_size);
+  rounds.hot.push_back(hot);
   if (UsesCma(of)) {
     rounds.readv_cold.push_back(foreign.ReadCold());
     rounds.readv_hot.push_back(foreign.ReadHot(kPageBytes));
   }
-  rounds.landed.push_back(Median(landed));
-  rounds.verified.push_back(Median(verified));
 }
 
 // Of each round's value to its limit; empty without ucx_perftest.
@@ -267,9 +286,10 @@ void Measure(const Case& of, ForeignMemory& foreign) {
     absl::PrintF("%-32s process_vm_readv of a page from the cache: %.2f GB/s\n", name,
                  Median(rounds.readv_hot));
   }
-  absl::PrintF("%-32s layer 0 after %.0f %% of landing, both ends %.2f CPU s/GB\n", name,
-               100 * Median(rounds.first_layer),
-               rounds.cpu_seconds * 1e9 / (kRounds * kPullsARound * double{kPullBytes}));
+  absl::PrintF(
+      "%-32s layer 0 after %.0f %% of landing, both ends %.2f CPU s/GB\n", name,
+      100 * Median(rounds.first_layer),
+      rounds.cpu_seconds * 1e9 / (kRounds * std::size(kWaits) * kPullsATurn * double{kPullBytes}));
   std::fflush(stdout);
   Register(absl::StrCat("UcxPull/", of.name, "/first_layer"),
            {.value = 100 * Median(rounds.first_layer),
