@@ -18,7 +18,11 @@ if command -v ccache >/dev/null; then
 fi
 rm -rf "$out/dist"
 pip=("$out/venv/bin/python" -m pip --quiet --disable-pip-version-check)
-"${pip[@]}" wheel --no-deps --wheel-dir "$out/dist" client/python
+# Not in an environment of pip's own, which would be gone when clang-tidy asks for nanobind's headers.
+mapfile -t requires < <("$out/venv/bin/python" -c 'import tomllib
+print(*tomllib.load(open("client/python/pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")')
+"${pip[@]}" install "${requires[@]}"
+"${pip[@]}" wheel --no-build-isolation --no-deps --wheel-dir "$out/dist" client/python
 "${pip[@]}" install "$(echo "$out"/dist/crumb-*.whl)[$extras]"
 "${pip[@]}" install --no-deps --force-reinstall "$out"/dist/crumb-*.whl
 touch "$out/installed"
