@@ -104,9 +104,6 @@ __device__ __forceinline__ void BarrierInit(uint64_t* barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals)
                : "memory");
 }
-__device__ __forceinline__ void BarrierInvalidate(uint64_t* barrier) {
-  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
 // After the inits, before another unit (the copy engine) uses the barriers.
 __device__ __forceinline__ void BarrierInitFence() {
 #if __CUDA_ARCH__ >= 900
