@@ -41,6 +41,17 @@ class GpuClientTest : public GpuFixture<ClientTest> {
         client->Publish(*Prefill(num_tokens), std::span(prompt_).first(num_tokens), {});
     ASSERT_TRUE(published.ok()) << published.status();
   }
+  // Prompts 100 to 129, more than an arena of 4 MiB on the GPU holds.
+  void PublishUntilCopiesSpill(Client* client) {
+    const auto sequence = Prefill(1024);
+    for (uint32_t seed = 100; seed < 130; ++seed) {
+      ASSERT_TRUE(client->Publish(*sequence, E2ePrompt(seed, 1024), {}).ok());
+    }
+    WaitFor([&] {
+      return StatusBecomes("spilled_copies") &&
+             status_.find("\"spilled_copies\": 0\n") == std::string::npos;
+    });
+  }
   // All of whose pages are on the GPU.
   std::shared_ptr<PrefixHandle> LookupOnGpu(Client* client, uint32_t num_tokens) {
     std::shared_ptr<PrefixHandle> prefix;

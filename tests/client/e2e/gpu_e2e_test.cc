@@ -155,14 +155,7 @@ TEST_F(GpuClientTest, FullArenaKeepsWhatIsLeasedAndDropsWhatIsCold) {
   Publish(client.get(), 512);
   const auto prefix = LookupOnGpu(client.get(), 513);
   const auto images = HostImages(client.get(), 513);
-  const auto sequence = Prefill(1024);
-  for (uint32_t seed = 100; seed < 130; ++seed) {
-    ASSERT_TRUE(client->Publish(*sequence, E2ePrompt(seed, 1024), {}).ok());
-  }
-  WaitFor([&] {
-    return StatusBecomes("spilled_copies") &&
-           status_.find("\"spilled_copies\": 0\n") == std::string::npos;
-  });
+  ASSERT_NO_FATAL_FAILURE(PublishUntilCopiesSpill(client.get()));
   ExpectSamePages(*prefix, images);
   EXPECT_TRUE(prefix->Validate().ok()) << prefix->Validate();
   // What was dropped comes back for those who look it up.
@@ -189,14 +182,7 @@ TEST_F(GpuClientTest, EngineStoppedForLongerThanItsLeaseLosesItsPagesAndNobodyEl
   const absl::Time until = Clock::System().Now() + absl::Milliseconds(1200);
   WaitFor([&] { return Clock::System().Now() > until; });  // By its own clock as well.
   // Its memory becomes others'.
-  const auto sequence = Prefill(1024);
-  for (uint32_t seed = 100; seed < 130; ++seed) {
-    ASSERT_TRUE(client->Publish(*sequence, E2ePrompt(seed, 1024), {}).ok());
-  }
-  WaitFor([&] {
-    return StatusBecomes("spilled_copies") &&
-           status_.find("\"spilled_copies\": 0\n") == std::string::npos;
-  });
+  ASSERT_NO_FATAL_FAILURE(PublishUntilCopiesSpill(client.get()));
   engine->Send("validate");
   engine->Signal(SIGCONT);
   EXPECT_THAT(engine->ReadLine(), testing::StartsWith("FAILED_PRECONDITION"));

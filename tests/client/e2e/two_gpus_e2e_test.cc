@@ -7,6 +7,7 @@
 #include "crumb/gpu_sequence.h"
 #include "tests/client/e2e/gpu_client_fixture.h"
 #include "tests/client/e2e/uploaded_pages.h"
+#include "tests/cuda/gpu/two_gpu_fixture.h"
 
 namespace crumb {
 namespace {
@@ -15,16 +16,8 @@ using testing::HasSubstr;
 
 constexpr int kOtherGpu = 1;
 
-class TwoGpusTest : public GpuClientTest {
+class TwoGpusTest : public TwoGpuFixture<GpuClientTest> {
  protected:
-  void SetUp() override {
-    int num_devices = 0;
-    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices < 2) {
-      cudaGetLastError();
-      GTEST_SKIP() << "needs two GPUs, there is " << num_devices;
-    }
-    CRUMB_EXPECT_CUDA(cudaSetDevice(0));
-  }
   void ExpectCurrentGpuIsTheCallers() {
     int current = -1;
     CRUMB_EXPECT_CUDA(cudaGetDevice(&current));

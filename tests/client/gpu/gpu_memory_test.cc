@@ -8,6 +8,7 @@
 
 #include "tests/client/gpu/gpu_batch_fixture.h"
 #include "tests/cuda/gpu/device_buffer.h"
+#include "tests/cuda/gpu/two_gpu_fixture.h"
 
 namespace crumb {
 namespace {
@@ -46,17 +47,7 @@ TEST_F(GpuBatchTest, DeviceOutOfMemoryIsAStatusWithTheBytesAndLeavesNothingBehin
   ASSERT_NO_FATAL_FAILURE(scene.Step(live.get(), 1)) << "others go on";
 }
 
-class TwoGpuBatchTest : public GpuBatchTest {
- protected:
-  void SetUp() override {
-    int num_devices = 0;
-    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices < 2) {
-      cudaGetLastError();
-      GTEST_SKIP() << "needs two GPUs, there is " << num_devices;
-    }
-    CRUMB_EXPECT_CUDA(cudaSetDevice(0));
-  }
-};
+using TwoGpuBatchTest = TwoGpuFixture<GpuBatchTest>;
 
 // The engine's own device stays the current one.
 TEST_F(TwoGpuBatchTest, PoolOnAnotherGpuThanTheCurrentOneIsTheCpusToo) {
